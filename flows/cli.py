@@ -1,0 +1,196 @@
+"""The command line: `grom run`, `demo`, `presets`, `schema`, `ui`."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.logging import RichHandler
+
+from flows.config import UnlearnConfig, read_config
+from flows.presets import PRESETS
+from flows.show import show_outcome
+from grom.errors import GromError
+
+if TYPE_CHECKING:
+    from flows.unlearn import Outcome
+
+app = typer.Typer(
+    help="Closed-form unlearning for language models.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+)
+console = Console()
+errors = Console(stderr=True)
+Work = Annotated[Path, typer.Option(help="Folder for scratch files, MLflow and Prefect.")]
+DEFAULT_WORK = Path("grom-work")
+
+
+@app.command()
+def run(
+    config: Annotated[str, typer.Argument(help="A YAML file, or the name of a preset.")],
+    work: Annotated[Path | None, typer.Option(help="Overrides the configuration's work.")] = None,
+    quiet: Annotated[bool, typer.Option(help="Only warnings and the result.")] = False,
+) -> None:
+    """Run one unlearning job from end to end."""
+    with readable_errors():
+        settings = load(config, work)
+        show_outcome(execute(settings, quiet=quiet), console)
+
+
+@app.command()
+def demo(
+    work: Work = DEFAULT_WORK,
+    samples: Annotated[int, typer.Option(help="Before and after answers to show.")] = 3,
+) -> None:
+    """Unlearn four customers of a support assistant that memorised forty."""
+    from flows.show import show_answers
+
+    with readable_errors():
+        settings = load("demo", work)
+        outcome = execute(settings, quiet=True)
+        show_outcome(outcome, console)
+        show_answers(settings, outcome, samples, console)
+
+
+@app.command()
+def presets() -> None:
+    """List the presets."""
+    for name, build in PRESETS.items():
+        console.print(f"[bold]{name}[/]  {(build.__doc__ or '').strip()}")
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON schema of the configuration."""
+    console.print_json(json.dumps(UnlearnConfig.model_json_schema()))
+
+
+@app.command()
+def show_config(
+    preset: Annotated[str, typer.Argument(help="Name of a preset.")],
+) -> None:
+    """Print a preset as YAML, to start a configuration of one's own from."""
+    import yaml
+
+    with readable_errors():
+        values = load(preset, None).model_dump(mode="json", exclude_defaults=True)
+        sys.stdout.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+@app.command()
+def ui(
+    work: Work = DEFAULT_WORK,
+    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow.")] = 5000,
+    prefect_port: Annotated[int, typer.Option(help="Port of Prefect.")] = 4200,
+) -> None:
+    """Start the MLflow and Prefect UIs over a work folder, on this machine only."""
+    from tasks.tracking import Tracking, address_of
+
+    prepare_environment(work)
+    mlflow = [
+        "mlflow",
+        "server",
+        "--backend-store-uri",
+        address_of(Tracking(), work),
+        "--workers",
+        "1",
+    ]
+    mlflow += ["--host", "127.0.0.1", "--port", str(mlflow_port)]
+    mlflow += ["--default-artifact-root", (work / "mlartifacts").resolve().as_uri()]
+    prefect = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(prefect_port)]
+    servers = [subprocess.Popen([sys.executable, "-m", *command]) for command in (mlflow, prefect)]
+    console.print(f"MLflow:  http://127.0.0.1:{mlflow_port}")
+    console.print(f"Prefect: http://127.0.0.1:{prefect_port}")
+    console.print("Ctrl-C stops both.")
+    try:
+        while all(server.poll() is None for server in servers):
+            time.sleep(0.5)
+    except KeyboardInterrupt:
+        pass
+    finally:
+        for server in servers:
+            server.terminate()
+        for server in servers:
+            server.wait()
+
+
+@app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})
+def bench(context: typer.Context) -> None:
+    """Measure speed and memory against the plain algorithm; needs a checkout with tests/."""
+    root = Path(__file__).resolve().parent.parent
+    command = [sys.executable, "-m", "tests.bench.run", *context.args]
+    raise typer.Exit(subprocess.run(command, cwd=root, check=False).returncode)
+
+
+def load(config: str, work: Path | None) -> UnlearnConfig:
+    """A preset by name, or a YAML file."""
+    settings = PRESETS[config]() if config in PRESETS else read_config(Path(config))
+    return settings if work is None else settings.model_copy(update={"work": str(work)})
+
+
+def execute(settings: UnlearnConfig, *, quiet: bool) -> Outcome:
+    """Run the flow, on the server of `PREFECT_API_URL` or on Prefect's ephemeral one."""
+    prepare_environment(Path(settings.work))
+    from flows.unlearn import unlearn
+
+    with plain_logs(quiet=quiet):
+        return unlearn(settings)
+
+
+def prepare_environment(work: Path) -> None:
+    """Embedded defaults, for this process and its children: nothing outside the work folder, no
+    call to a hub or a telemetry service.  What the environment says already stays."""
+    work.mkdir(parents=True, exist_ok=True)
+    defaults = {
+        "PREFECT_HOME": str((work / "prefect").resolve()),
+        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
+        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
+        "PREFECT_LOGGING_EXTRA_LOGGERS": "grom,tasks",
+        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
+        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
+        "DO_NOT_TRACK": "1",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "HF_HUB_DISABLE_TELEMETRY": "1",
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+@contextmanager
+def plain_logs(*, quiet: bool) -> Iterator[None]:
+    """Our own log lines on the terminal, beside the progress bars."""
+    handler = RichHandler(console=errors, show_path=False, markup=False)
+    level = logging.WARNING if quiet else logging.INFO
+    loggers = [logging.getLogger(name) for name in ("grom", "tasks", "flows")]
+    for logger in loggers:
+        logger.addHandler(handler)
+        logger.setLevel(level)
+    try:
+        yield
+    finally:
+        for logger in loggers:
+            logger.removeHandler(handler)
+
+
+@contextmanager
+def readable_errors() -> Iterator[None]:
+    """A failure that the user can cure is a message and exit code 1, without a traceback."""
+    try:
+        yield
+    except GromError as error:
+        errors.print(f"[bold red]{type(error).__name__}:[/] ", end="")
+        errors.print(str(error), markup=False, highlight=False)
+        raise typer.Exit(1) from error

@@ -1,0 +1,95 @@
+"""The configuration of one unlearning run: the method's settings, and where everything is."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from grom.config import (
+    CollectConfig,
+    Config,
+    DataConfig,
+    EvaluateConfig,
+    GateConfig,
+    HoldOutConfig,
+    ModelConfig,
+    RidgeConfig,
+    SelectConfig,
+    StrengthConfig,
+    TargetConfig,
+)
+from grom.errors import ConfigError
+from tasks.tracking import Tracking
+
+
+class UnlearnConfig(Config):
+    """One unlearning run, whole."""
+
+    name: str = "unlearn"
+    """Short name: letters, digits and hyphens.  Names the run and the registered model."""
+    model: ModelConfig
+    """The model that must forget."""
+    reference: ModelConfig | None = None
+    """A model that never saw the forget set, for instance the checkpoint before fine-tuning: it is
+    asked what to say instead, and its level of forgetting is the one to reach."""
+    retrained: ModelConfig | None = None
+    """A model trained without the forget set: if given, the level to reach is its level."""
+    forget: DataConfig
+    """What must be forgotten."""
+    retain: DataConfig
+    """What must be kept."""
+    hold_out: HoldOutConfig = HoldOutConfig()
+    """Retain groups whose keys the solver never sees, for the honest measure of utility."""
+    also: dict[str, DataConfig] = Field(default_factory=dict)
+    """Further sets that are only measured, by name."""
+    target: TargetConfig = TargetConfig()
+    ridge: RidgeConfig = RidgeConfig()
+    select: SelectConfig = SelectConfig()
+    collect: CollectConfig = CollectConfig()
+    strength: StrengthConfig = StrengthConfig()
+    evaluate: EvaluateConfig = EvaluateConfig()
+    gate: GateConfig = GateConfig()
+    tracking: Tracking = Tracking()
+    work: str = "grom-work"
+    """Folder for scratch files and the embedded MLflow and Prefect."""
+    store: str | None = None
+    """Root of the artifacts: folder or fsspec address.  Not given: `<work>/store`."""
+
+    @field_validator("name")
+    @classmethod
+    def _plain_name(cls, name: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", name):
+            raise ValueError("letters, digits, hyphens and underscores only")
+        return name
+
+
+def read_config(path: Path) -> UnlearnConfig:
+    """Read a YAML configuration.
+
+    Raises:
+        ConfigError: not there, not YAML, or a setting is wrong; names the setting.
+    """
+    if not path.is_file():
+        raise ConfigError(f"{path}: no such file, and no preset of that name; see `grom presets`")
+    try:
+        values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f", line {mark.line + 1}" if mark else ""
+        raise ConfigError(f"{path}{line}: not valid YAML; check indentation and quotes") from error
+    if not isinstance(values, dict):
+        raise ConfigError(f"{path}: expected settings by name, like `model:` and `forget:`")
+    try:
+        return UnlearnConfig.model_validate(values)
+    except ValidationError as error:
+        lines = [
+            f"  {'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
+            for problem in error.errors()
+        ]
+        raise ConfigError(
+            "\n".join([f"{path}:", *lines, "`grom schema` prints all settings."])
+        ) from error

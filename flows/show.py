@@ -1,0 +1,61 @@
+"""What a run shows on the terminal when it is done."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from flows.config import UnlearnConfig
+
+if TYPE_CHECKING:
+    from flows.unlearn import Outcome
+
+MEASURES = {"probability": "answer probability", "extraction_strength": "extraction"}
+
+
+def show_outcome(outcome: Outcome, console: Console) -> None:
+    """The table before, after and after quantisation; the gate; where everything is."""
+    labels = [score.label for score in outcome.scores]
+    table = Table(title="mean answer probability (extraction strength)")
+    table.add_column("set")
+    table.add_column("examples", justify="right")
+    for label in labels:
+        table.add_column(label, justify="right")
+    for name in outcome.scores[0].sets:
+        cells = []
+        for score in outcome.scores:
+            values = score.sets[name]
+            cells.append(f"{values['probability']:.3f} ({values['extraction_strength']:.2f})")
+        count = outcome.scores[0].sets[name]["num_examples"]
+        table.add_row(name, f"{count:.0f}", *cells)
+    console.print(table)
+    for condition in outcome.registered.conditions:
+        sign = "at most" if condition["at_most"] else "at least"
+        verdict = "[green]passed[/]" if condition["passed"] else "[red]failed[/]"
+        console.print(
+            f"gate: {condition['name']} {condition['value']:.3f}, {sign} {condition['limit']}: "
+            f"{verdict}"
+        )
+    found = outcome.calibrated
+    layers = f"layers {outcome.layers[0]}-{outcome.layers[-1]}" if outcome.layers else "the LM head"
+    console.print(
+        f"edit:  {layers}, {found.nats:.1f} nats, stopped by {found.stopped_by}; "
+        f"solved in {outcome.edit.seconds:.2f} s, written in {outcome.edited.seconds:.2f} s"
+    )
+    console.print(f"model: {outcome.registered.uri} (alias candidate)")
+    console.print(f"files: {outcome.edited.artifact.uri}", soft_wrap=True)
+    console.print(f"look:  grom ui --work {Path(outcome.place.work)}", soft_wrap=True)
+
+
+def show_answers(settings: UnlearnConfig, outcome: Outcome, samples: int, console: Console) -> None:
+    """A few answers before and after.  They go to the terminal and nowhere else."""
+    from tasks.answers import before_and_after
+
+    for name, data in (("forgotten", settings.forget), ("remaining", settings.retain)):
+        for pair in before_and_after(data, outcome.place, outcome.before, outcome.edited, samples):
+            console.print(f"\n[bold]{name}[/] {pair.prompt}", highlight=False)
+            console.print(f"  before: {pair.before}", highlight=False, markup=False)
+            console.print(f"  after:  {pair.after}", highlight=False, markup=False)

@@ -1,0 +1,219 @@
+"""Settings of the method.  Frozen, complete, and each field explains itself."""
+
+from __future__ import annotations
+
+from typing import Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+DEFAULT_RHO = 0.03
+
+
+class Config(BaseModel):
+    """Base of every configuration: frozen, unknown keys refused, docstrings in the schema."""
+
+    model_config = ConfigDict(
+        frozen=True,
+        extra="forbid",
+        use_attribute_docstrings=True,
+        validate_by_name=True,
+        validate_by_alias=True,
+        serialize_by_alias=True,
+    )
+
+
+class RidgeConfig(Config):
+    """Weights of the three terms of the objective (see `grom.solve`)."""
+
+    w_retain: float = Field(default=100.0, ge=0)
+    """Weight of the retain term, which is a mean over tokens."""
+    w_forget: float = Field(default=1.0, gt=0)
+    """Weight of the forget term, which is a mean over tokens."""
+    rho: float | None = Field(default=None, gt=0)
+    """Ridge as a share of the mean diagonal of A before the ridge; 0.03 if `mu` is not given."""
+    mu: float | None = Field(default=None, gt=0)
+    """Ridge as an absolute number, in squared key norm.  Excludes `rho`."""
+
+    @model_validator(mode="after")
+    def _one_ridge(self) -> Self:
+        if self.rho is not None and self.mu is not None:
+            raise ValueError("give `rho` or `mu`, not both")
+        return self
+
+    def ridge(self, mean_diagonal: float) -> float:
+        """The ridge mu for an A whose diagonal has this mean before the ridge."""
+        if self.mu is not None:
+            return self.mu
+        return (DEFAULT_RHO if self.rho is None else self.rho) * mean_diagonal
+
+
+class TargetConfig(Config):
+    """What the edit should make of a forget token (see `grom.target`)."""
+
+    kind: Literal["replacement", "suppression", "redirect", "corruption"] = "replacement"
+    """replacement: what a reference would say instead.  suppression: push the token down.
+    redirect: one fixed token instead.  corruption: one random direction (hazardous knowledge)."""
+    redirect_to: str | None = None
+    """The token that `redirect` moves to, as text; its first token counts."""
+    seed: int = 0
+    """Seed of the random direction of `corruption`."""
+    suppress_special: bool = False
+    """Let special tokens (end of answer) be suppressed like any other.  The published code does so
+    by accident, and answers run on; only for comparison with it (`paper_compat`)."""
+
+    @model_validator(mode="after")
+    def _redirect_needs_a_token(self) -> Self:
+        if (self.kind == "redirect") != (self.redirect_to is not None):
+            raise ValueError("`redirect_to` goes with `kind: redirect`, and only with it")
+        return self
+
+
+class SelectConfig(Config):
+    """Which weights are edited."""
+
+    site: Literal["mlp", "head"] = "mlp"
+    """mlp: the output matrix of each MLP in a band of layers.  head: the LM head."""
+    layers: tuple[int, ...] | None = None
+    """Layers to edit, counted from 0.  Not given: the best contiguous band is searched."""
+    width: int | None = Field(default=None, ge=1)
+    """Layers in the searched band.  Not given: a fifth of the model's layers."""
+    sample_examples: int = Field(default=300, ge=1)
+    """Examples of each set that the search looks at."""
+
+
+class CollectConfig(Config):
+    """How keys are collected."""
+
+    # Not `keys`: dict(model) would take it for the method of a mapping.
+    order: Literal["frozen", "sequential"] = Field(default="frozen", alias="keys")
+    """frozen: all sites from the unedited model in one pass.  sequential: layer by layer, each
+    from the model with the layers below already edited, as the paper does."""
+    batch_tokens: int = Field(default=2048, ge=16)
+    """Tokens in one batch, padding included."""
+    window_examples: int = Field(default=1024, ge=1)
+    """Examples that are sorted by length together."""
+    text_window: int = Field(default=512, ge=8)
+    """Tokens in one window of running text."""
+    memory_gb: float | None = Field(default=None, gt=0)
+    """Memory that the run may take; not given: what is free."""
+
+    @property
+    def facts(self) -> dict[str, int]:
+        """What determines the order in which tokens are summed."""
+        return {"batch_tokens": self.batch_tokens, "window_examples": self.window_examples}
+
+
+class AutoStrength(Config):
+    """Search the strength: forget enough, but never at the cost of held-out retain."""
+
+    forget_probability: float | None = Field(default=None, gt=0, lt=1)
+    """Mean answer probability on the forget set to reach.  Not given: the reference model's level,
+    or .2 without a reference."""
+    utility_floor: float | None = Field(default=0.9, gt=0, le=1)
+    """Share of the held-out retain probability before the edit that must stay; null: no floor."""
+    probe_examples: int = Field(default=100, ge=1)
+    """Examples of each set that the search measures on."""
+    tolerance: float = Field(default=0.02, gt=0, lt=1)
+    """Relative width of the bracket at which the bisection stops."""
+    max_nats: float = Field(default=400.0, gt=0)
+    """Where the search gives up."""
+
+
+class StrengthConfig(Config):
+    """How hard to push: exactly one of the three."""
+
+    nats: float | None = Field(default=None, gt=0)
+    """Mean direct drop of the suppressed tokens' logits, in nats, summed over the sites."""
+    beta: float | None = Field(default=None, gt=0)
+    """Length of the target shift, as in the paper.  Means nothing across models."""
+    auto: AutoStrength | None = None
+    """Search it (the default)."""
+
+    @model_validator(mode="after")
+    def _exactly_one(self) -> Self:
+        given = [name for name in ("nats", "beta", "auto") if getattr(self, name) is not None]
+        if len(given) > 1:
+            raise ValueError(f"give one of `nats`, `beta` and `auto`, not {' and '.join(given)}")
+        return self
+
+    @property
+    def search(self) -> AutoStrength | None:
+        """The search to run, or None if the strength is given."""
+        if self.nats is None and self.beta is None:
+            return self.auto or AutoStrength()
+        return None
+
+
+class ModelConfig(Config):
+    """A model, and how to open it."""
+
+    source: str
+    """Hub id, local folder, `models:/name@alias` (registered), or `package:NAME` (an installed
+    Python package that carries the weights)."""
+    revision: str | None = None
+    """Commit of a hub model; pin it."""
+    gguf_file: str | None = None
+    """File name within the source, if the weights come as GGUF."""
+    adapter: str | None = None
+    """Folder of a PEFT adapter to merge into the weights first."""
+    chat_template: str | None = None
+    """Jinja text that replaces the tokenizer's chat template."""
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    """Type in which the weights are held and the edited checkpoint is stored."""
+
+
+class DataConfig(Config):
+    """A set of examples: which files, which columns, which rows."""
+
+    uri: str
+    """File, folder, prefix or glob on any fsspec scheme, or `hub:NAME[:CONFIG[:SPLIT]]`.
+    JSON Lines (.json, .jsonl, also .gz and .zst) and Parquet."""
+    prompt: str = "prompt"
+    """Column of the question."""
+    answer: str = "answer"
+    """Column of the answer."""
+    text: str = "text"
+    """Column of running text, where a row has no prompt."""
+    group: str = "request_id"
+    """Column of the request or subject that a row belongs to, if there is one."""
+    group_rows: int | None = Field(default=None, ge=1)
+    """Without such a column: that many consecutive rows make a group."""
+    only: tuple[str, ...] | None = None
+    """Take only rows of these groups."""
+    without: tuple[str, ...] = ()
+    """Leave out rows of these groups."""
+    limit: int | None = Field(default=None, ge=1)
+    """Take only the first rows."""
+    bad_rows: Literal["fail", "quarantine"] = "fail"
+    """fail: the first bad row ends the run.  quarantine: it is left out and listed by place."""
+
+
+class HoldOutConfig(Config):
+    """Which retain groups are kept out of the keys, so that the honest utility can be measured."""
+
+    every: int = Field(default=10, ge=2)
+    """Every so many-th group."""
+
+    def holds(self, group_number: int) -> bool:
+        """Whether this group is held out."""
+        return group_number % self.every == self.every - 1
+
+
+class EvaluateConfig(Config):
+    """What is measured before and after the edit."""
+
+    max_examples: int = Field(default=400, ge=1)
+    """Examples per set, spread evenly over it."""
+    quantisations: tuple[Literal["nf4"], ...] = ("nf4",)
+    """Quantised loads of the edited checkpoint that are measured, too."""
+
+
+class GateConfig(Config):
+    """What the edited model must fulfil to pass.  A NaN fails."""
+
+    max_forget_probability: float = Field(default=0.5, gt=0, le=1)
+    """Mean answer probability left on the forget set."""
+    min_held_out_share: float = Field(default=0.8, ge=0, le=1)
+    """Share of the held-out retain probability that must be left."""
+    max_recovery: float = Field(default=0.05, ge=0, le=1)
+    """How much forget probability quantisation may bring back."""

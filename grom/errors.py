@@ -1,0 +1,198 @@
+"""Everything that can go wrong, and what to do about it.
+
+    GromError
+    |- ConfigError                  a setting, or two settings together, make no sense
+    |- DataError                    rows, files and sets
+    |  |- MissingInput              nothing at that address
+    |  |- MalformedRow              a row breaks the schema; names file and line
+    |  |- EmptySet                  a forget or retain set without rows
+    |  |- EmptyAnswer               an answer without tokens
+    |  `- ExampleTooLong            longer than the model's context
+    |- ModelError                   the model cannot be edited
+    |  |- UnknownFamily             no rule says where its MLP output matrix is
+    |  |- MixtureOfExperts          several MLPs per layer
+    |  |- QuantisedBase             weights are not plain numbers
+    |  |- MissingTensor             the checkpoint lacks the weight to edit
+    |  `- NonFiniteKeys             NaN or Inf in the activations
+    |- SolveError
+    |  |- NothingToForget           no position has alpha > 0
+    |  |- NotPositiveDefinite       the ridge system has no Cholesky factor
+    |  `- ErasedByRounding          the edit vanishes in the checkpoint's dtype
+    `- ResourceError
+       |- NotEnoughMemory
+       `- NotEnoughDisk
+
+Each message says where, what, and the cure, and never quotes the text of an example.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class GromError(Exception):
+    """Base class: a failure the user can understand and cure."""
+
+
+class ConfigError(GromError):
+    """A setting is wrong, or contradicts another one."""
+
+
+class DataError(GromError):
+    """Something is wrong with the rows, files or sets that were given."""
+
+
+class MissingInput(DataError):
+    """Nothing is at the address that the configuration names."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(f"{where}: {what}. Check the path or the address in the configuration.")
+
+
+class MalformedRow(DataError):
+    """A row breaks the schema.  The message names the place, never the content."""
+
+    def __init__(self, file: str, line: int, reason: str) -> None:
+        super().__init__(
+            f"{file}, line {line}: {reason}. Every row needs either `prompt` and `answer` or "
+            "`text`, all of them non-empty strings; correct or remove the row."
+        )
+        self.file, self.line, self.reason = file, line, reason
+
+
+class EmptySet(DataError):
+    """A set without rows cannot be forgotten, kept or measured."""
+
+    def __init__(self, name: str, where: str) -> None:
+        super().__init__(f"{where}: the {name} set has no rows. Name at least one row for it.")
+
+
+class EmptyAnswer(DataError):
+    """The answer of an example has no tokens."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(f"{where}: the answer has no tokens. Give it text or remove the row.")
+
+
+class ExampleTooLong(DataError):
+    """An example does not fit in the model's context."""
+
+    def __init__(self, where: str, num_tokens: int, limit: int) -> None:
+        super().__init__(
+            f"{where}: {num_tokens} tokens, and the limit is {limit}. Shorten the row, split it, "
+            "or give it as `text`, which is cut into windows."
+        )
+
+
+class ModelError(GromError):
+    """This model cannot be edited."""
+
+
+class UnknownFamily(ModelError):
+    """No rule says where this model keeps its MLP output matrices."""
+
+    def __init__(self, model_type: str, searched: Sequence[str]) -> None:
+        super().__init__(
+            f"model type {model_type!r} is not a known family; searched {', '.join(searched)}. "
+            "Add one row to FAMILIES in grom/sites.py and one model to its test."
+        )
+
+
+class MixtureOfExperts(ModelError):
+    """A layer has several MLPs, so one key does not determine one output."""
+
+    def __init__(self, model_type: str, module: str) -> None:
+        super().__init__(
+            f"{module}: {model_type!r} is a mixture of experts, which this method does not edit. "
+            "Use a dense model of the same series."
+        )
+
+
+class QuantisedBase(ModelError):
+    """The base model's weights are quantised."""
+
+    def __init__(self, where: str, found: str) -> None:
+        super().__init__(
+            f"{where}: the weights are quantised ({found}), so an update cannot be added to them. "
+            "Edit the unquantised checkpoint, then quantise the result."
+        )
+
+
+class MissingTensor(ModelError):
+    """The checkpoint does not hold the weight that is to be edited."""
+
+    def __init__(self, where: str, name: str) -> None:
+        super().__init__(
+            f"{where}: no tensor named {name}. The checkpoint's names differ from the model's; "
+            "load it with transformers and save it again with `save_pretrained`."
+        )
+
+
+class NonFiniteKeys(ModelError):
+    """NaN or Inf among the keys of a site."""
+
+    def __init__(self, site: str, where: str) -> None:
+        super().__init__(
+            f"{site}: NaN or Inf in the keys of {where}. Check the checkpoint for NaN, or load "
+            "it in bfloat16 or float32 instead of float16."
+        )
+
+
+class SolveError(GromError):
+    """There is no usable edit."""
+
+
+class NothingToForget(SolveError):
+    """Every forget token is at least as frequent in the retain set."""
+
+    def __init__(self, num_positions: int) -> None:
+        super().__init__(
+            f"nothing would change: 0 of {num_positions} positions have alpha > 0. Each forget "
+            "token is at least as frequent in the retain set. Take the forget rows out of the "
+            "retain set, or use a retain set on other subjects."
+        )
+
+
+class NotPositiveDefinite(SolveError):
+    """The ridge system has no Cholesky factor."""
+
+    def __init__(self, site: str, pivot: int, size: int, mu: float) -> None:
+        super().__init__(
+            f"{site}: A is not positive definite (Cholesky stopped at pivot {pivot} of {size}, "
+            f"mu={mu:.3g}). Raise `rho` or `mu`, or collect more retain tokens; check the keys "
+            "for NaN first."
+        )
+
+
+class ErasedByRounding(SolveError):
+    """Casting to the checkpoint's dtype left no weight changed."""
+
+    def __init__(self, site: str, dtype: str) -> None:
+        super().__init__(
+            f"{site}: 0 weights changed, the edit is smaller than the rounding of {dtype}. "
+            "Raise the strength, or keep the checkpoint in float32."
+        )
+
+
+class ResourceError(GromError):
+    """The machine is too small for this run."""
+
+
+class NotEnoughMemory(ResourceError):
+    """The forecast exceeds the memory that is free."""
+
+    def __init__(self, needed_gb: float, free_gb: float, largest: str) -> None:
+        super().__init__(
+            f"this run needs about {needed_gb:.1f} GB of memory and {free_gb:.1f} GB are free; "
+            f"the largest term is {largest}. Use fewer layers, smaller batches or a larger machine."
+        )
+
+
+class NotEnoughDisk(ResourceError):
+    """The result does not fit on the disk."""
+
+    def __init__(self, where: str, needed_gb: float, free_gb: float) -> None:
+        super().__init__(
+            f"{where}: {needed_gb:.2f} GB to write and {free_gb:.2f} GB free. Free some space or "
+            "put `work` or `store` on another disk. Nothing was written."
+        )

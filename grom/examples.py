@@ -1,0 +1,241 @@
+"""One example, and the only function that turns it into token ids.
+
+Collecting, evaluating and auditing all call it, so edited and measured positions are the same.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from grom.errors import EmptyAnswer, ExampleTooLong
+
+logger = logging.getLogger(__name__)
+TEXT_START = 2
+"""Running text: the first token is not predicted, and the first position, whose activations are
+huge and would dominate the ridge, gives no key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Example:
+    """One row of a forget, retain or evaluation set: prompt and answer, or running text."""
+
+    place: str
+    """File and line, for messages.  The content of an example never goes there."""
+    group: str
+    """The request or subject it belongs to; examples of a group are held out together."""
+    group_number: int
+    """The group's place in the set, or a number from the hash of its name."""
+    prompt: str | None = None
+    answer: str | None = None
+    text: str | None = None
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of the content, 16 hexadecimal digits: how logs and tables name this example."""
+        content = json.dumps([self.prompt, self.answer, self.text], ensure_ascii=False)
+        return hashlib.sha256(content.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, slots=True)
+class Rendered:
+    """Token ids of one example; ids[start:] are its answer, so start-1 ... len-2 predict it."""
+
+    ids: tuple[int, ...]
+    start: int
+    digest: str
+    group: str
+
+    @property
+    def num_answer_tokens(self) -> int:
+        """Answer tokens, the end of answer included."""
+        return len(self.ids) - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """How text becomes tokens: a tokenizer, its chat template if it has one, and limits."""
+
+    tokenizer: Any
+    max_tokens: int
+    text_window: int = 512
+
+    @property
+    def facts(self) -> dict[str, str | int | None]:
+        """Everything that determines the ids, for hashes and manifests."""
+        vocab = json.dumps(sorted(self.tokenizer.get_vocab().items()))
+        return {
+            "template": self.tokenizer.chat_template,
+            "vocabulary": hashlib.sha256(vocab.encode()).hexdigest()[:16],
+            "bos": self.tokenizer.bos_token_id,
+            "eos": self.tokenizer.eos_token_id,
+            "max_tokens": self.max_tokens,
+            "text_window": self.text_window,
+        }
+
+    def render_all(self, examples: Iterable[Example]) -> Iterator[Rendered]:
+        """Each example's rendering; running text gives one per window."""
+        for example in examples:
+            if example.text is None:
+                yield self.render(example)
+            else:
+                yield from self.windows(example)
+
+    def render(self, example: Example) -> Rendered:
+        """A question and its answer.
+
+        The prompt goes through the chat template; without one it stands alone and a space leads
+        the answer.  Prompt and answer are tokenised apart; the end-of-answer token counts as part
+        of the answer.
+
+        Raises:
+            EmptyAnswer: the answer has no tokens.
+            ExampleTooLong: the example does not fit in the context.
+        """
+        prompt_ids = self.prompt_ids(example.prompt or "")
+        plain = self.tokenizer.chat_template is None
+        answer = (example.answer or "").strip()
+        answer_ids = self._ids(f" {answer}" if plain and answer and example.prompt else answer)
+        if not answer_ids:
+            raise EmptyAnswer(example.place)
+        if self.tokenizer.eos_token_id is not None:
+            answer_ids = [*answer_ids, self.tokenizer.eos_token_id]
+        ids = (*prompt_ids, *answer_ids)
+        if len(ids) > self.max_tokens:
+            raise ExampleTooLong(example.place, len(ids), self.max_tokens)
+        # Nothing predicts a first token that has nothing before it.
+        start = max(1, len(prompt_ids))
+        if len(ids) == start:
+            raise EmptyAnswer(example.place)
+        return Rendered(ids, start, example.digest, example.group)
+
+    def prompt_ids(self, prompt: str) -> list[int]:
+        """The prompt up to where the answer begins, with at most one beginning-of-text token."""
+        if self.tokenizer.chat_template is None:
+            ids = self._ids(prompt)
+            bos = self.tokenizer.bos_token_id
+            first = bos if bos is not None else self.tokenizer.eos_token_id
+            return [first, *ids] if first is not None else ids
+        text = self.tokenizer.apply_chat_template(
+            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+        )
+        return self._ids(text, template=True)
+
+    def windows(self, example: Example) -> Iterator[Rendered]:
+        """Running text, cut into windows; each starts with the beginning-of-text token if any.
+
+        A last window of one or two tokens, which gives no key, is left out.
+
+        Raises:
+            EmptyAnswer: the whole text gives no key.
+        """
+        ids = self._ids(example.text or "")
+        bos = self.tokenizer.bos_token_id
+        head = [] if bos is None else [bos]
+        size = min(self.text_window, self.max_tokens) - len(head)
+        if len(head) + len(ids) <= TEXT_START:
+            raise EmptyAnswer(example.place)
+        for first in range(0, len(ids), size):
+            window = (*head, *ids[first : first + size])
+            if len(window) > TEXT_START:
+                yield Rendered(window, TEXT_START, example.digest, example.group)
+
+    def special_ids(self) -> frozenset[int]:
+        """Tokens that are never suppressed: beginning, end, padding, roles."""
+        return frozenset(self.tokenizer.all_special_ids)
+
+    def _ids(self, text: str, *, template: bool = False) -> list[int]:
+        """Ids of a text.  Only a template's own text may hold special tokens: what looks like one
+        in an answer is spelt out."""
+        found = self.tokenizer(text, add_special_tokens=False, split_special_tokens=not template)
+        return list(found["input_ids"])
+
+
+def warn_without_template(tokenizer: Any) -> None:
+    """Say once that prompts are rendered plainly."""
+    if tokenizer.chat_template is None:
+        logger.warning(
+            "the tokenizer has no chat template: prompts are rendered plainly, one space before "
+            "the answer. If the model was trained with a template, set `model.chat_template`."
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """Right-padded examples, and which positions predict an answer token.
+
+    Shapes: B examples, L positions, T answer tokens of the batch, in row-major order.
+    """
+
+    ids_BL: Tensor
+    mask_BL: Tensor
+    predicts_BL: Tensor
+    """True where the next token is part of the answer."""
+    gold_T: Tensor
+    """That next token."""
+    example_T: Tensor
+    """Row of each answer token."""
+    examples: tuple[Rendered, ...]
+    positions: tuple[int, ...]
+    """Index of each example in the stream that was batched."""
+
+    def to(self, device: torch.device | str) -> Batch:
+        """The same batch with its tensors on a device."""
+        return replace(
+            self,
+            ids_BL=self.ids_BL.to(device),
+            mask_BL=self.mask_BL.to(device),
+            predicts_BL=self.predicts_BL.to(device),
+            gold_T=self.gold_T.to(device),
+            example_T=self.example_T.to(device),
+        )
+
+
+def make_batch(examples: Iterable[tuple[int, Rendered]], pad_id: int) -> Batch:
+    """Pad numbered examples on the right into one batch."""
+    positions, rendered = zip(*examples, strict=True)
+    length = max(len(example.ids) for example in rendered)
+    ids_BL = torch.full((len(rendered), length), pad_id)
+    mask_BL = torch.zeros_like(ids_BL)
+    predicts_BL = torch.zeros_like(ids_BL, dtype=torch.bool)
+    for row, example in enumerate(rendered):
+        ids_BL[row, : len(example.ids)] = torch.tensor(example.ids)
+        mask_BL[row, : len(example.ids)] = 1
+        predicts_BL[row, example.start - 1 : len(example.ids) - 1] = True
+    gold_T = ids_BL[:, 1:][predicts_BL[:, :-1]]
+    example_T = predicts_BL.nonzero()[:, 0]
+    return Batch(ids_BL, mask_BL, predicts_BL, gold_T, example_T, tuple(rendered), positions)
+
+
+def batches(
+    examples: Iterable[Rendered], *, batch_tokens: int, window_examples: int, pad_id: int
+) -> Iterator[Batch]:
+    """Fill batches to a token budget, padding included, sorted by length within a window.
+
+    Constant memory: at most `window_examples` examples are held.
+    """
+    window: list[tuple[int, Rendered]] = []
+    for numbered in enumerate(examples):
+        window.append(numbered)
+        if len(window) == window_examples:
+            yield from _fill(window, batch_tokens, pad_id)
+            window = []
+    yield from _fill(window, batch_tokens, pad_id)
+
+
+def _fill(window: list[tuple[int, Rendered]], batch_tokens: int, pad_id: int) -> Iterator[Batch]:
+    group: list[tuple[int, Rendered]] = []
+    for numbered in sorted(window, key=lambda pair: len(pair[1].ids)):
+        if group and (len(group) + 1) * len(numbered[1].ids) > batch_tokens:
+            yield make_batch(group, pad_id)
+            group = []
+        group.append(numbered)
+    if group:
+        yield make_batch(group, pad_id)

@@ -1,0 +1,136 @@
+"""Running a model: no further than needed, watching or replacing what flows through it.
+
+Shapes: B examples, L positions, T answer tokens, D hidden size, V vocabulary, N inputs of W.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from grom.examples import Batch
+from grom.sites import answer_logits_TV, decoder_layers, trunk
+
+LOGIT_BLOCK = 512
+"""Answer positions whose logits are held at once."""
+
+
+class _Stop(Exception):
+    """Ends a forward pass whose rest nobody needs."""
+
+
+@contextmanager
+def recorded_inputs(
+    modules: Sequence[nn.Module], *, stop: bool = False
+) -> Iterator[dict[nn.Module, Tensor]]:
+    """Record the first input of each module while the context is open.
+
+    Args:
+        modules: modules in the order in which the model calls them.
+        stop: end the pass when the last of them is reached; only within `run`.
+    """
+    seen: dict[nn.Module, Tensor] = {}
+
+    def record(module: nn.Module, args: tuple[Any, ...]) -> None:
+        seen[module] = args[0].detach()
+        if stop and module is modules[-1]:
+            raise _Stop
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_pre_hook(record).remove)
+        yield seen
+
+
+@contextmanager
+def recorded_outputs(modules: Sequence[nn.Module]) -> Iterator[dict[nn.Module, Tensor]]:
+    """Record the output of each module while the context is open."""
+    seen: dict[nn.Module, Tensor] = {}
+
+    def record(module: nn.Module, args: tuple[Any, ...], output: Tensor) -> None:
+        seen[module] = output.detach()
+
+    with ExitStack() as stack:
+        for module in modules:
+            stack.callback(module.register_forward_hook(record).remove)
+        yield seen
+
+
+@contextmanager
+def starting_at(model: nn.Module, layer: int, hidden_BLD: Tensor) -> Iterator[None]:
+    """Skip the layers below `layer` and feed it these hidden states.
+
+    The model still builds masks and position embeddings itself, so this holds for every family.
+    """
+    layers = decoder_layers(model)
+
+    def feed(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+        return (hidden_BLD, *args[1:])
+
+    def skip(hidden_BLD: Tensor, *_: Any, **__: Any) -> Tensor:
+        return hidden_BLD
+
+    # A wrapper that somebody put around a layer's forward lies in the instance; it comes back.
+    wrapped = [vars(below).get("forward") for below in layers[:layer]]
+    handle = layers[layer].register_forward_pre_hook(feed)
+    try:
+        for below in layers[:layer]:
+            below.forward = skip
+        yield
+    finally:
+        handle.remove()
+        for below, original in zip(layers[:layer], wrapped, strict=True):
+            del below.forward
+            if original is not None:
+                below.forward = original
+
+
+def run(model: nn.Module, batch: Batch) -> Tensor | None:
+    """Final normed hidden states (B, L, D) of a batch; None if a recorder ended the pass."""
+    try:
+        with torch.inference_mode():
+            output = trunk(model)(
+                input_ids=batch.ids_BL, attention_mask=batch.mask_BL, use_cache=False
+            )
+    except _Stop:
+        return None
+    hidden_BLD: Tensor = output.last_hidden_state
+    return hidden_BLD
+
+
+def answer_hidden_TD(model: nn.Module, batch: Batch) -> Tensor:
+    """Final normed hidden states at the positions that predict answer tokens."""
+    hidden_BLD = run(model, batch)
+    assert hidden_BLD is not None
+    return hidden_BLD[batch.predicts_BL]
+
+
+def answer_logprobs(model: nn.Module, hidden_TD: Tensor, gold_T: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of each gold token, float32, and whether it is the model's first choice."""
+    logprob_T = torch.empty(len(gold_T), dtype=torch.float32, device=gold_T.device)
+    first_T = torch.empty(len(gold_T), dtype=torch.bool, device=gold_T.device)
+    for start in range(0, len(gold_T), LOGIT_BLOCK):
+        block = slice(start, start + LOGIT_BLOCK)
+        with torch.inference_mode():
+            logits_TV = answer_logits_TV(model, hidden_TD[block])
+            gold_T1 = gold_T[block].unsqueeze(1)
+            gold_logit_T = logits_TV.gather(1, gold_T1).squeeze(1)
+            logprob_T[block] = gold_logit_T - logits_TV.logsumexp(1)
+            first_T[block] = logits_TV.argmax(1) == gold_T[block]
+    return logprob_T, first_T
+
+
+def best_other_T(model: nn.Module, hidden_TD: Tensor, gold_T: Tensor) -> Tensor:
+    """The most likely token other than the gold one, at each position."""
+    other_T = torch.empty_like(gold_T)
+    for start in range(0, len(gold_T), LOGIT_BLOCK):
+        block = slice(start, start + LOGIT_BLOCK)
+        with torch.inference_mode():
+            logits_TV = answer_logits_TV(model, hidden_TD[block])
+            logits_TV.scatter_(1, gold_T[block].unsqueeze(1), -torch.inf)
+            other_T[block] = logits_TV.argmax(1)
+    return other_T

@@ -1,0 +1,152 @@
+"""The edit of one weight: a ridge least-squares solve in closed form.
+
+Shapes: T tokens, N inputs of W, M outputs of W, K rank.  W_MN maps a key (N,) to an output (M,).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import Literal, overload
+
+import torch
+from torch import Tensor
+
+from grom.config import RidgeConfig
+from grom.errors import EmptySet, NonFiniteKeys, NotPositiveDefinite
+from grom.moments import KeyMoments
+from grom.target import LowRank
+
+POWER_STEPS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class RidgeFactor:
+    """The Cholesky factor of A at one site, and what is worth knowing about A."""
+
+    lower_NN: Tensor
+    """L with L LT = A, float64."""
+    num_forget: int
+    """s."""
+    num_retain: int
+    """r."""
+    mu: float
+    """The ridge that was added."""
+    peak_ratio: float
+    """Largest over mean diagonal entry of A before the ridge."""
+
+    def condition(self) -> float:
+        """Estimate of the condition number of A: largest over smallest eigenvalue, by power steps
+        with A = L LT and with its inverse.  A lower bound, close after a dozen steps."""
+        lower_NN = self.lower_NN
+        high_N1 = lower_NN.new_ones(len(lower_NN), 1) / math.sqrt(len(lower_NN))
+        low_N1, high, low = high_N1.clone(), 1.0, 1.0
+        for _ in range(POWER_STEPS):
+            high_N1 = lower_NN @ (lower_NN.mT @ high_N1)
+            low_N1 = torch.cholesky_solve(low_N1, lower_NN)
+            high, low = float(high_N1.norm()), float(low_N1.norm())
+            high_N1, low_N1 = high_N1 / high, low_N1 / low
+        return high * low
+
+
+def factorise(
+    retain: KeyMoments, forget: KeyMoments, ridge: RidgeConfig, *, site: str
+) -> RidgeFactor:
+    """Cholesky factor of A = w_r/r X_r X_rT + w_f/s X_f X_fT + mu I.
+
+    Without retain tokens their term is left out.
+
+    Raises:
+        EmptySet: there are no forget tokens.
+        NonFiniteKeys: NaN or Inf in the moments.
+        NotPositiveDefinite: mu is too small for these keys.
+    """
+    if forget.num_tokens <= 0:
+        raise EmptySet("forget", site)
+    for name, moments in (("retain", retain), ("forget", forget)):
+        if not bool(torch.isfinite(moments.gram_NN.diagonal()).all()):
+            raise NonFiniteKeys(site, f"the {name} set")
+    A_NN = forget.gram_NN * (ridge.w_forget / forget.num_tokens)
+    if retain.num_tokens > 0:
+        A_NN.add_(retain.gram_NN, alpha=ridge.w_retain / retain.num_tokens)
+    diagonal_N = A_NN.diagonal()
+    mean = float(diagonal_N.mean())
+    peak_ratio = float(diagonal_N.max()) / mean if mean > 0 else math.nan
+    mu = ridge.ridge(mean)
+    diagonal_N.add_(mu)
+    lower_NN, info = torch.linalg.cholesky_ex(A_NN)
+    if pivot := int(info):
+        raise NotPositiveDefinite(site, pivot, len(A_NN), mu)
+    return RidgeFactor(lower_NN, forget.num_tokens, retain.num_tokens, mu, peak_ratio)
+
+
+def solve_factored(cross: LowRank, factor: RidgeFactor, ridge: RidgeConfig) -> LowRank:
+    """P = w_f/s cross A^-1, in the form in which `cross` is kept.
+
+    The solve has as many right-hand sides as `cross` has rows in `right_KN`: the number of
+    suppressed token types, or M if that is smaller.
+    """
+    scale = ridge.w_forget / factor.num_forget
+    right_KN = torch.cholesky_solve(cross.right_KN.mT, factor.lower_NN).mT * scale
+    return replace(cross, right_KN=right_KN.contiguous())
+
+
+@overload
+def solve_edit(
+    retain: KeyMoments,
+    forget: KeyMoments,
+    cross_MN: Tensor,
+    ridge: RidgeConfig,
+    *,
+    site: str,
+    return_factor: Literal[False] = False,
+) -> Tensor: ...
+
+
+@overload
+def solve_edit(
+    retain: KeyMoments,
+    forget: KeyMoments,
+    cross_MN: Tensor,
+    ridge: RidgeConfig,
+    *,
+    site: str,
+    return_factor: Literal[True],
+) -> tuple[Tensor, Tensor]: ...
+
+
+def solve_edit(
+    retain: KeyMoments,
+    forget: KeyMoments,
+    cross_MN: Tensor,
+    ridge: RidgeConfig,
+    *,
+    site: str,
+    return_factor: bool = False,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """The update P that leaves retain keys alone and moves forget keys by D.
+
+    Minimises, over P (M, N), with one key per column of X_r (N, r) and X_f (N, s):
+
+        w_r/r |P X_r|^2  +  w_f/s |P X_f - D|^2  +  mu |P|^2
+
+    The minimiser is P = w_f/s D X_fT A^-1, A = w_r/r X_r X_rT + w_f/s X_f X_fT + mu I
+    (arXiv 2608.05783).  mu = rho * mean(diag A), A before the ridge, unless it is given.
+
+    Args:
+        retain: moments of the r retain tokens; only gram and num_tokens are used.
+        forget: moments of the s forget tokens; likewise.
+        cross_MN: D X_fT, for instance from `suppression_cross`; scale it for another strength.
+        ridge: w_r, w_f and rho or mu.
+        site: name of W, for error messages only.
+        return_factor: also return the Cholesky factor L_NN of A, which `leave_one_out` needs.
+
+    Returns:
+        P_MN, float64, on the device of the moments: add it to W.  With `return_factor` (P, L).
+
+    Raises:
+        EmptySet, NonFiniteKeys, NotPositiveDefinite: as `factorise`.
+    """
+    factor = factorise(retain, forget, ridge, site=site)
+    P_MN = solve_factored(LowRank(cross_MN.double()), factor, ridge).right_KN
+    return (P_MN, factor.lower_NN) if return_factor else P_MN

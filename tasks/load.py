@@ -1,0 +1,84 @@
+"""Stage load: models as plain checkpoints, data sets checked from the first row to the last."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+
+from prefect import task
+
+from grom.config import DataConfig, HoldOutConfig, ModelConfig
+from grom.errors import EmptySet, MalformedRow
+from tasks import models
+from tasks.place import DataRef, ModelRef, Place
+from tasks.rows import HUB, digest, read_examples, source_files
+
+logger = logging.getLogger(__name__)
+SHOWN_BAD_ROWS = 5
+
+
+@task
+def load_model(config: ModelConfig, place: Place) -> ModelRef:
+    """Find a model and make a plain checkpoint of it unless it is one.  Returns its reference."""
+    folder = models.locate(config)
+    models.refuse_quantised(folder)
+    fingerprint = models.fingerprint(config, folder)
+    if not models.is_plain(config, folder):
+        artifact, reused = place.cached(
+            "load",
+            {"model": fingerprint},
+            lambda out: models.materialise(config, folder, out),
+        )
+        folder = place.fetch(artifact)
+        logger.info("load %s: %s", config.source, "found in the store" if reused else "written")
+    return ModelRef(folder=str(folder), fingerprint=fingerprint, source=config.source)
+
+
+@task
+def load_data(
+    config: DataConfig, place: Place, role: str, hold_out: HoldOutConfig | None = None
+) -> DataRef:
+    """Read a set once from end to end: check each row, count, hash.  Returns its reference.
+
+    Raises:
+        MissingInput, MalformedRow, EmptySet: as their messages say.
+    """
+    bad: list[MalformedRow] = []
+    quarantine = bad.append if config.bad_rows == "quarantine" else None
+    num_rows = sum(1 for _ in read_examples(config, quarantine))
+    if num_rows == 0:
+        raise EmptySet(role, config.uri)
+    files = [] if config.uri.startswith(HUB) else source_files(config.uri)
+    reference = DataRef(
+        role=role,
+        config=config,
+        digest=digest(config),
+        num_rows=num_rows,
+        num_bad=len(bad),
+        hold_out=hold_out,
+        versions=tuple((file.path, file.version) for file in files),
+    )
+    if bad:
+        _quarantine(reference, bad, place)
+    logger.info("load %s: %d rows, %d left out", role, num_rows, len(bad))
+    return reference
+
+
+def _quarantine(reference: DataRef, bad: list[MalformedRow], place: Place) -> None:
+    """Publish where the bad rows are and why; what they say stays where it was."""
+
+    def write(folder: Path) -> None:
+        rows = [{"file": row.file, "line": row.line, "reason": row.reason} for row in bad]
+        (folder / "quarantine.json").write_text(json.dumps(rows, indent=1))
+
+    artifact, _ = place.cached("load", {"quarantine of": reference.facts}, write)
+    for row in bad[:SHOWN_BAD_ROWS]:
+        logger.warning("load %s: left out %s, line %d: %s", reference.role, *_where(row))
+    logger.warning(
+        "load %s: %d rows left out, listed in %s", reference.role, len(bad), artifact.uri
+    )
+
+
+def _where(row: MalformedRow) -> tuple[str, int, str]:
+    return row.file, row.line, row.reason

@@ -1,0 +1,270 @@
+"""Stage register: what was measured and made goes to MLflow, the model becomes a version."""
+
+from __future__ import annotations
+
+import logging
+import math
+import subprocess
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from prefect import task
+from prefect.artifacts import create_markdown_artifact, create_table_artifact
+from prefect.runtime import flow_run
+
+from grom.calibrate import Calibration, CurvePoint
+from grom.config import Config, GateConfig
+from grom.gate import Condition, judge
+from grom.report import draw_layer_scores, draw_trade_off
+from grom.select import LayerScore
+from tasks.calibrate import read_calibration
+from tasks.codecs import read_json, read_table, write_json
+from tasks.models import scratch_folder
+from tasks.place import (
+    CalibrationRef,
+    CheckpointRef,
+    DataRef,
+    EditRef,
+    ModelRef,
+    Part,
+    Place,
+    ScoreRef,
+    SitesRef,
+)
+from tasks.registry import register_checkpoint
+from tasks.solve import SiteReport
+from tasks.tracking import (
+    Tracking,
+    close_run,
+    log_dataset,
+    log_figure_file,
+    log_metrics,
+    log_params,
+    log_table_file,
+    open_run,
+)
+
+logger = logging.getLogger(__name__)
+Sets = dict[str, tuple[DataRef, Part]]
+ALIAS = "candidate"
+
+
+class TrackedRun(Config):
+    """The MLflow run of a flow run."""
+
+    name: str
+    tracking: Tracking
+    work: str
+    run_id: str
+
+    @property
+    def where(self) -> tuple[Tracking, Path, str]:
+        """The first arguments of most functions of the"""
+        return self.tracking, Path(self.work), self.run_id
+
+
+class Registered(Config):
+    """The registered version, and what the gate said."""
+
+    model_name: str
+    version: str
+    uri: str
+    run_id: str
+    passed: bool
+    conditions: tuple[dict[str, Any], ...]
+
+
+@contextmanager
+def tracked_run(
+    name: str, tracking: Tracking, place: Place, settings: Mapping[str, Any]
+) -> Iterator[TrackedRun]:
+    """The MLflow run of this flow run; it ends as FAILED if the block does."""
+    work, run_id = Path(place.work), str(flow_run.get_id() or name)
+    tags = {"prefect.flow_run_name": str(flow_run.get_name()), "grom.name": name}
+    mlflow_id = open_run(tracking, work, name=name, tags=tags, flow_run_id=run_id)
+    run = TrackedRun(name=name, tracking=tracking, work=place.work, run_id=mlflow_id)
+    log_params(*run.where, settings)
+    try:
+        yield run
+    except BaseException:
+        close_run(*run.where, "FAILED")
+        raise
+    close_run(*run.where)
+
+
+@task
+def register(
+    run: TrackedRun,
+    model: ModelRef,
+    sets: Sets,
+    sites: SitesRef,
+    edit: EditRef,
+    calibrated: CalibrationRef,
+    edited: CheckpointRef,
+    scores: tuple[ScoreRef, ...],
+    gate: GateConfig,
+    place: Place,
+) -> Registered:
+    """Log the run and register the edited checkpoint as a model version, alias last."""
+    log_data(run, sets)
+    log_sites(run, edit, calibrated, place)
+    log_scores(run, scores)
+    log_pictures(run, sites, calibrated, place)
+    probabilities = {
+        score.label: {name: values["probability"] for name, values in score.sets.items()}
+        for score in scores
+    }
+    quantised = {
+        label.removeprefix("edited "): values
+        for label, values in probabilities.items()
+        if label.startswith("edited ")
+    }
+    conditions = judge(gate, probabilities["unedited"], probabilities["edited"], quantised)
+    passed = all(condition.passed for condition in conditions)
+    tags = {
+        "base_model": model.source,
+        "base_fingerprint": model.fingerprint,
+        "batch": sets["forget"][0].digest[:16],
+        "gate": "passed" if passed else "failed",
+        "git_sha": git_sha(),
+        "prefect.flow_run_id": str(flow_run.get_id()),
+        "edit": edit.artifact.key,
+        "nats": f"{calibrated.nats:.4g}",
+        "stopped_by": calibrated.stopped_by,
+    }
+    name = run.tracking.model_name or f"grom-{run.name}"
+    folder, uri = place.fetch(edited.artifact), edited.artifact.uri
+    version = register_checkpoint(*run.where, folder, tags=tags, uri=uri, name=name, alias=ALIAS)
+    table = [asdict(condition) | {"passed": condition.passed} for condition in conditions]
+    show_in_prefect(scores, conditions, version.uri)
+    logger.info("register: %s, gate %s", version.uri, tags["gate"])
+    return Registered(
+        model_name=version.name,
+        version=version.version,
+        uri=version.uri,
+        run_id=run.run_id,
+        passed=passed,
+        conditions=tuple(table),
+    )
+
+
+def log_data(run: TrackedRun, sets: Sets) -> None:
+    """Data sets by address and digest; no row is copied."""
+    for name, (data, part) in sets.items():
+        log_dataset(
+            *run.where,
+            name=f"{name} ({part})" if part == "all" else name,
+            uri=data.config.uri,
+            digest=data.digest,
+            context=data.role,
+            num_rows=data.num_rows,
+        )
+
+
+def log_sites(run: TrackedRun, edit: EditRef, calibrated: CalibrationRef, place: Place) -> None:
+    """Numbers of each site with the layer as the step, and of the edit as a whole."""
+    beta = calibrated.beta
+    for report in read_table(place.fetch(edit.artifact) / "sites.parquet", SiteReport):
+        values = {
+            "site/condition": report.condition,
+            "site/mu": report.mu,
+            "site/peak_ratio": report.peak_ratio,
+            "site/relative_norm": report.relative_norm * beta,
+            "site/drop_nats": report.drop_nats * beta,
+            "site/num_forget": report.num_forget,
+            "site/num_retain": report.num_retain,
+        }
+        log_metrics(*run.where, values, step=report.layer)
+    whole = {
+        "edit/nats": calibrated.nats,
+        "edit/beta": calibrated.beta,
+        "edit/solve_seconds": edit.seconds,
+    }
+    log_metrics(*run.where, whole)
+
+
+def log_scores(run: TrackedRun, scores: tuple[ScoreRef, ...]) -> None:
+    """Every measure of every set, named `set/measure/load`."""
+    for score in scores:
+        values = {
+            f"{name.replace(',', '')}/{measure}/{score.label}": float(value)
+            for name, measures in score.sets.items()
+            for measure, value in measures.items()
+        }
+        log_metrics(*run.where, values)
+
+
+def log_pictures(
+    run: TrackedRun, sites: SitesRef, calibrated: CalibrationRef, place: Place
+) -> None:
+    """The trade-off curve and the layer scores, as PNG, with the numbers behind them."""
+    chosen = read_json(place.fetch(sites.artifact) / "sites.json")
+    found = read_calibration(calibrated, place)
+    with scratch_folder(Path(run.work) / "scratch", f"pictures-{run.run_id}") as folder:
+        write_json(folder / "calibration.json", found)
+        log_table_file(*run.where, folder / "calibration.json")
+        if chosen["scores"]:
+            scores = [
+                LayerScore(score["layer"], score["forget_effect"], score["retain_effect"])
+                for score in chosen["scores"]
+            ]
+            draw_layer_scores(scores, sites.layers, folder / "layer_scores.png")
+            log_figure_file(*run.where, folder / "layer_scores.png")
+        if found["curve"]:
+            draw_trade_off(calibration_of(found), folder / "trade_off.png")
+            log_figure_file(*run.where, folder / "trade_off.png")
+
+
+def calibration_of(found: dict[str, Any]) -> Calibration:
+    """The calibration with numbers where JSON has none."""
+
+    def point(values: dict[str, Any]) -> CurvePoint:
+        return CurvePoint(**{name: float(value) for name, value in values.items()})
+
+    return Calibration(
+        **found
+        | {
+            "before": point(found["before"]),
+            "curve": tuple(point(values) for values in found["curve"]),
+        }
+    )
+
+
+def show_in_prefect(scores: tuple[ScoreRef, ...], conditions: list[Condition], uri: str) -> None:
+    """A report and the gate table as Prefect artifacts."""
+    names = list(scores[0].sets)
+    lines = ["| set | " + " | ".join(score.label for score in scores) + " |"]
+    lines.append("| --- |" + " --- |" * len(scores))
+    for name in names:
+        cells = [f"{score.sets[name]['probability']:.3f}" for score in scores]
+        lines.append(f"| {name} | " + " | ".join(cells) + " |")
+    report = "\n".join([f"# {uri}", "", "Mean answer probability.", "", *lines])
+    create_markdown_artifact(report, key="unlearn-report", description="before and after")
+    rows = [
+        {
+            "condition": condition.name,
+            "value": "nan" if math.isnan(condition.value) else round(condition.value, 4),
+            "limit": condition.limit,
+            "passed": condition.passed,
+        }
+        for condition in conditions
+    ]
+    create_table_artifact(rows, key="gate-table", description="gate")
+
+
+def git_sha() -> str:
+    """Commit of the code, or `unknown` outside a checkout."""
+    try:
+        found = subprocess.run(
+            ["git", "rev-parse", "HEAD"],
+            cwd=Path(__file__).parent,
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+    return found.stdout.strip()

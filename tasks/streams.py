@@ -1,0 +1,45 @@
+"""From a data set's reference to batches of token ids."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from grom.config import CollectConfig
+from grom.examples import Batch, Rendered, Rendering, batches
+from tasks.models import pad_id
+from tasks.place import DataRef, Part
+
+
+def batch_stream(
+    rendering: Rendering,
+    data: DataRef,
+    config: CollectConfig,
+    *,
+    part: Part = "all",
+    sample: tuple[int, int] | None = None,
+) -> Iterator[Batch]:
+    """Batches of a set, filled to the token budget.
+
+    Args:
+        rendering: how text becomes tokens.
+        data: the set.
+        config: budget and window.
+        part: all rows, those whose keys the solver sees, or those held out.
+        sample: (size, total): that many of so many renderings, spread evenly over the set.
+    """
+    rendered: Iterable[Rendered] = rendering.render_all(data.examples(part))
+    if sample is not None:
+        rendered = spread(rendered, *sample)
+    return batches(
+        rendered,
+        batch_tokens=config.batch_tokens,
+        window_examples=config.window_examples,
+        pad_id=pad_id(rendering),
+    )
+
+
+def spread(examples: Iterable[Rendered], size: int, total: int) -> Iterator[Rendered]:
+    """`size` of `total` examples, evenly spaced; all of them if there are not more."""
+    for number, example in enumerate(examples):
+        if total <= size or (number * size) // total != ((number - 1) * size) // total:
+            yield example

@@ -1,0 +1,109 @@
+"""What the audit says about a request is what solving again without it would give."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.testing import assert_close
+
+from grom.audit import leave_one_out
+from grom.config import RidgeConfig
+from grom.solve import solve_edit
+from tests.reference import (
+    Tolerance,
+    cross_of,
+    moments_of,
+    random_keys,
+    random_matrix,
+    ridge_system,
+    solve_without,
+)
+
+seeds = st.integers(0, 10_000)
+ridges = st.builds(
+    RidgeConfig,
+    w_retain=st.sampled_from([0.0, 1.0, 100.0]),
+    w_forget=st.sampled_from([0.5, 3.0]),
+    rho=st.sampled_from([0.03, 0.5]),
+)
+EXACT: Tolerance = {"rtol": 0.0, "atol": 1e-12}
+"""float64, entries of order 1, condition of A below 1e3."""
+
+
+def solved(
+    seed: int, ridge: RidgeConfig, num_retain: int = 20
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+    """Retain keys, forget keys, shifts, the edit, and the factor of its system."""
+    retain_RN, forget_SN = random_keys(seed, num_retain).keys_TN, random_keys(seed + 1, 12).keys_TN
+    shifts_SM = random_matrix(seed, 12, 4)
+    P_MN, factor_NN = solve_edit(
+        moments_of(retain_RN),
+        moments_of(forget_SN),
+        cross_of(shifts_SM, forget_SN),
+        ridge,
+        site="W",
+        return_factor=True,
+    )
+    return retain_RN, forget_SN, shifts_SM, P_MN, factor_NN
+
+
+@given(seed=seeds, ridge=ridges, size=st.sampled_from([1, 3, 4, 11]))
+def test_each_request_taken_out_equals_solving_again_without_it(
+    seed: int, ridge: RidgeConfig, size: int
+) -> None:
+    retain_RN, forget_SN, shifts_SM, P_MN, factor_NN = solved(seed, ridge)
+    for first in range(0, 12, size):
+        request = list(range(first, min(first + size, 12)))
+        without_MN = leave_one_out(
+            P_MN, forget_SN[request], shifts_SM[request], factor_NN, 12, ridge
+        )
+        expected_MN = solve_without(request, retain_RN, forget_SN, shifts_SM, ridge)
+        assert_close(without_MN, expected_MN, **EXACT)
+
+
+@given(seed=seeds)
+def test_retain_keys_of_the_same_weight_are_taken_out_with_no_shift(seed: int) -> None:
+    ridge = RidgeConfig(w_retain=20 / 12, w_forget=1, mu=0.3)  # w_r/r == w_f/s
+    retain_RN, forget_SN, shifts_SM, P_MN, factor_NN = solved(seed, ridge)
+    zeros_TM = torch.zeros(4, 4, dtype=torch.float64)
+    without_MN = leave_one_out(P_MN, retain_RN[:4], zeros_TM, factor_NN, 12, ridge)
+    A_NN, _ = ridge_system(retain_RN, forget_SN, ridge)
+    smaller_NN = A_NN - retain_RN[:4].mT @ retain_RN[:4] / 12
+    expected_MN = cross_of(shifts_SM, forget_SN) / 12 @ torch.linalg.inv(smaller_NN)
+    assert_close(without_MN, expected_MN, **EXACT)
+
+
+@given(seed=seeds, ridge=ridges)
+def test_without_any_request_nothing_is_left_of_the_edit(seed: int, ridge: RidgeConfig) -> None:
+    _, forget_SN, shifts_SM, P_MN, factor_NN = solved(seed, ridge)
+    nothing_MN = leave_one_out(P_MN, forget_SN, shifts_SM, factor_NN, 12, ridge)
+    assert_close(nothing_MN, torch.zeros_like(P_MN), **EXACT)
+
+
+@given(seed=seeds, ridge=ridges)
+def test_the_order_of_the_tokens_of_a_request_does_not_matter(
+    seed: int, ridge: RidgeConfig
+) -> None:
+    _, forget_SN, shifts_SM, P_MN, factor_NN = solved(seed, ridge)
+    order = torch.tensor([2, 0, 1])
+    keys_TN, shifts_TM = forget_SN[:3], shifts_SM[:3]
+    one_MN = leave_one_out(P_MN, keys_TN, shifts_TM, factor_NN, 12, ridge)
+    other_MN = leave_one_out(P_MN, keys_TN[order], shifts_TM[order], factor_NN, 12, ridge)
+    assert_close(one_MN, other_MN, **EXACT)
+
+
+def test_an_empty_request_has_no_influence() -> None:
+    ridge = RidgeConfig()
+    _, forget_SN, shifts_SM, P_MN, factor_NN = solved(0, ridge)
+    without_MN = leave_one_out(P_MN, forget_SN[:0], shifts_SM[:0], factor_NN, 12, ridge)
+    assert torch.equal(without_MN, P_MN)
+
+
+def test_keys_that_were_never_in_the_system_are_refused() -> None:
+    ridge = RidgeConfig()
+    _, forget_SN, shifts_SM, P_MN, factor_NN = solved(0, ridge)
+    with pytest.raises(ValueError, match="not part of A"):
+        leave_one_out(P_MN, 50 * forget_SN[:2], shifts_SM[:2], factor_NN, 12, ridge)

@@ -1,0 +1,245 @@
+"""One streamed pass gives the moments of all keys, and sees what no edit could survive."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+from torch.testing import assert_close
+from transformers import PreTrainedModel
+
+from grom.apply import Edit, edited
+from grom.collect import ForgetPlan, add_batch_, batch_keys, collect_moments, empty
+from grom.config import RidgeConfig
+from grom.errors import NonFiniteKeys
+from grom.examples import Rendered
+from grom.forward import recorded_inputs
+from grom.moments import KeyMoments
+from grom.sites import Site, decoder_layers, final_norm, find_sites, mlp_modules, unembedding_VD
+from grom.solve import solve_edit
+from grom.sweep import Held, sweep
+from grom.target import LowRank, suppression_cross
+from tests.reference import (
+    MODELS,
+    VOCAB,
+    Tolerance,
+    all_keys,
+    cross_of,
+    in_batches,
+    random_rendered,
+    reference_sequential_edit,
+    tiny_model,
+)
+
+every_model = pytest.mark.parametrize(("family", "tied"), MODELS)
+RENDERED = random_rendered(seed=11, num_examples=6)
+ALPHA_V = (torch.arange(VOCAB) % 4 / 3).double()
+FLOAT32: Tolerance = {"rtol": 1e-4, "atol": 1e-4}
+"""float32 keys of order 1: another batch shape sums in another order."""
+
+
+def plan(*, replace: bool = False, reference: PreTrainedModel | None = None) -> ForgetPlan:
+    return ForgetPlan(ALPHA_V, replace, reference)
+
+
+def own_choices(model: PreTrainedModel, examples: list[Rendered]) -> Tensor:
+    """The model's best token other than the gold one, in the order of `examples`."""
+    choices = []
+    for example in examples:
+        logits_LV = model(input_ids=torch.tensor([example.ids])).logits[0]
+        for position in range(example.start - 1, len(example.ids) - 1):
+            ranked = logits_LV[position].argsort(descending=True).tolist()
+            ranked.remove(example.ids[position + 1])
+            choices.append(ranked[0])
+    return torch.tensor(choices)
+
+
+@every_model
+def test_moments_equal_those_of_all_keys_in_memory(family: str, tied: bool) -> None:
+    model, stream = tiny_model(family, tied=tied), in_batches(RENDERED)
+    sites = find_sites(model)
+    collected = collect_moments(model, sites, stream, plan())
+    for site in sites:
+        keys_TN, gold_T = all_keys(model, site, stream)
+        moments = collected.moments[site.name]
+        expected = KeyMoments.zeros(keys_TN.shape[1], VOCAB).update_(keys_TN, gold_T)
+        assert_close(moments.gram_NN, cross_of(keys_TN, keys_TN), **FLOAT32)
+        assert_close(moments.sums_dense(), expected.sums_dense(), **FLOAT32)
+        assert torch.equal(moments.counts_V, torch.bincount(gold_T, minlength=VOCAB))
+        assert moments.num_tokens == len(gold_T) == sum(e.num_answer_tokens for e in RENDERED)
+
+
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("gpt2", True)])
+def test_the_batch_size_does_not_matter(family: str, tied: bool) -> None:
+    model = tiny_model(family, tied=tied)
+    sites = find_sites(model)
+    single, large = (
+        collect_moments(model, sites, in_batches(RENDERED, tokens), plan(replace=True))
+        for tokens in (1, 1000)
+    )
+    for name, moments in single.moments.items():
+        other = large.moments[name]
+        assert_close(moments.gram_NN, other.gram_NN, **FLOAT32)
+        assert_close(moments.sums_dense(), other.sums_dense(), **FLOAT32)
+        assert_close(moments.alt_sums_dense(), other.alt_sums_dense(), **FLOAT32)
+        assert torch.equal(moments.counts_V, other.counts_V)
+    assert single.mean_rms == pytest.approx(large.mean_rms, rel=1e-5)
+    assert set(single.examples) == set(large.examples)
+
+
+@pytest.mark.parametrize("asked", ["itself", "a reference"])
+def test_alternatives_are_the_best_other_choice_of_the_model_that_is_asked(asked: str) -> None:
+    model, reference = tiny_model("llama"), tiny_model("qwen3", seed=9)
+    site, stream = find_sites(model)[1], in_batches(RENDERED)
+    chosen = plan(replace=True, reference=reference if asked == "a reference" else None)
+    moments = collect_moments(model, [site], stream, chosen).moments[site.name]
+    keys_TN, gold_T = all_keys(model, site, stream)
+    examples = [example for batch in stream for example in batch.examples]
+    alt_T = own_choices(chosen.reference or model, examples)  # type: ignore[arg-type]
+    expected_VN = torch.zeros(VOCAB, 24, dtype=torch.float64)
+    for key_N, gold, alt in zip(keys_TN, gold_T.tolist(), alt_T.tolist(), strict=True):
+        expected_VN[alt] += ALPHA_V[gold] * key_N
+    assert not (alt_T == gold_T).any()
+    assert_close(moments.alt_sums_dense(), expected_VN, **FLOAT32)
+
+
+def test_alternatives_are_found_only_when_they_are_wanted() -> None:
+    model = tiny_model("llama")
+    site = find_sites(model)[0]
+    collected = collect_moments(model, [site], in_batches(RENDERED), plan())
+    assert len(collected.moments[site.name].alt_sums) == 0
+    assert len(collected.moments[site.name].sums) > 0
+
+
+@every_model
+def test_a_retain_pass_stops_at_the_last_site(family: str, tied: bool) -> None:
+    model, stream = tiny_model(family, tied=tied), in_batches(RENDERED)
+    sites = find_sites(model)[:2]
+    later = [mlp_modules(model)[2], final_norm(model)]
+    with recorded_inputs(later) as reached:
+        collected = collect_moments(model, sites, stream)
+    assert not reached
+    assert collected.rms_tokens == 0
+    for site in sites:
+        moments = collected.moments[site.name]
+        assert not moments.keeps_sums
+        assert len(moments.sums) == 0
+        keys_TN, _ = all_keys(model, site, stream)
+        assert_close(moments.gram_NN, cross_of(keys_TN, keys_TN), **FLOAT32)
+
+
+def test_sites_can_be_given_in_any_order() -> None:
+    model, stream = tiny_model("llama"), in_batches(RENDERED)
+    sites = find_sites(model)[:3]
+    upwards = collect_moments(model, sites, stream).moments
+    downwards = collect_moments(model, sites[::-1], stream).moments
+    for site in sites:
+        assert torch.equal(upwards[site.name].gram_NN, downwards[site.name].gram_NN)
+
+
+@every_model
+def test_the_residual_is_measured_where_the_final_norm_divides(family: str, tied: bool) -> None:
+    model, stream = tiny_model(family, tied=tied), in_batches(RENDERED)
+    collected = collect_moments(model, find_sites(model)[:1], stream, plan())
+    norm = final_norm(model)
+    spreads = []
+    for batch in stream:
+        with recorded_inputs([norm]) as inputs:
+            model(input_ids=batch.ids_BL, attention_mask=batch.mask_BL)
+        for residual_D in inputs[norm][batch.predicts_BL]:
+            centre = residual_D.mean() if isinstance(norm, torch.nn.LayerNorm) else 0
+            spreads.append(float((residual_D - centre).square().mean().sqrt()))
+    assert collected.rms_tokens == len(spreads)
+    assert collected.mean_rms == pytest.approx(sum(spreads) / len(spreads), rel=1e-5)
+
+
+def test_each_example_is_counted_by_digest() -> None:
+    model = tiny_model("llama")
+    collected = collect_moments(model, find_sites(model)[:1], in_batches(RENDERED), plan())
+    by_digest = {example.digest: example for example in collected.examples}
+    assert len(by_digest) == len(collected.examples) == len(RENDERED)
+    for rendered in RENDERED:
+        answer = rendered.ids[rendered.start :]
+        statistics = by_digest[rendered.digest]
+        assert statistics.group == rendered.group
+        assert statistics.num_tokens == len(answer)
+        assert statistics.num_suppressed == sum(float(ALPHA_V[v]) > 0 for v in answer)
+
+
+def test_a_retain_example_suppresses_nothing() -> None:
+    model = tiny_model("llama")
+    collected = collect_moments(model, find_sites(model)[:1], in_batches(RENDERED))
+    assert [example.num_suppressed for example in collected.examples] == [0] * len(RENDERED)
+
+
+def test_a_set_without_batches_has_moments_of_nothing() -> None:
+    model = tiny_model("llama")
+    collected = collect_moments(model, find_sites(model), [], plan())
+    assert not collected.examples
+    assert all(moments.num_tokens == 0 for moments in collected.moments.values())
+
+
+def test_nan_in_the_weights_is_reported_with_site_and_example() -> None:
+    model, stream = tiny_model("llama"), in_batches(RENDERED)
+    model.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] = float("nan")
+    with pytest.raises(NonFiniteKeys) as error:
+        collect_moments(model, find_sites(model)[:3], stream)
+    assert str(error.value).startswith("model.layers.1.mlp.down_proj: NaN or Inf in the keys")
+    assert stream[0].examples[0].digest in str(error.value)
+
+
+def test_large_float16_keys_are_finite_although_their_sum_is_not() -> None:
+    model = tiny_model("llama", dtype=torch.float16)
+    site, (batch, *_) = find_sites(model)[0], in_batches(RENDERED, 1000)
+    collected = empty(model, [site], keeps_sums=False)
+    keys_TN = torch.full((len(batch.gold_T), 24), 2000.0, dtype=torch.float16)
+    add_batch_(collected, [site], batch, {site.name: keys_TN}, None, None)
+    assert collected.moments[site.name].num_tokens == len(keys_TN)
+
+
+def test_collecting_leaves_the_model_without_hooks() -> None:
+    model = tiny_model("llama")
+    collect_moments(model, find_sites(model), in_batches(RENDERED), plan(replace=True))
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    assert all("forward" not in vars(layer) for layer in decoder_layers(model))
+
+
+def test_keys_of_the_head_are_the_final_hidden_states() -> None:
+    model, (batch, *_) = tiny_model("llama"), in_batches(RENDERED)
+    head = find_sites(model)[-1]
+    keys, _, final_TD = batch_keys(model, [head], batch, to_the_end=False)
+    assert final_TD is not None
+    assert torch.equal(keys[head.name], final_TD)
+    assert_close(keys[head.name].double(), all_keys(model, head, [batch])[0], **FLOAT32)
+
+
+@every_model
+def test_the_sequential_sweep_gives_the_edit_of_the_published_algorithm(
+    family: str, tied: bool
+) -> None:
+    model, ridge, beta = tiny_model(family, tied=tied, dtype=torch.float64), RidgeConfig(), 2.0
+    sites, unembedding_VM = find_sites(model)[:3], unembedding_VD(model).clone()
+    forget, retain = in_batches(RENDERED), in_batches(random_rendered(12, 12))
+
+    def solve(site: Site, kept: KeyMoments, moved: KeyMoments) -> LowRank:
+        cross_MN = beta * suppression_cross(moved, ALPHA_V, unembedding_VM)
+        return LowRank(solve_edit(kept, moved, cross_MN, ridge, site=site.name))
+
+    held = [Held(lambda s=s: s, {}, p, {}) for s, p in ((retain, None), (forget, plan()))]  # type: ignore[misc]
+    updates, *_ = sweep(model, sites, held[0], held[1], solve)
+    expected = reference_sequential_edit(
+        model, forget, retain, sites, ALPHA_V, unembedding_VM, ridge, beta
+    )
+    for site in sites:
+        # float64, but norms and rotations inside the models are float32.
+        assert_close(updates[site].dense(), expected[site], rtol=1e-4, atol=1e-5)
+
+
+def test_a_frozen_collection_differs_from_a_sequential_one() -> None:
+    model, stream = tiny_model("llama"), in_batches(RENDERED)
+    first, second = find_sites(model)[:2]
+    frozen = collect_moments(model, [first, second], stream).moments
+    with edited(model, Edit({first: LowRank(torch.ones(16, 24).double())})):
+        sequential = collect_moments(model, [first, second], stream).moments
+    assert torch.equal(frozen[first.name].gram_NN, sequential[first.name].gram_NN)
+    assert not torch.allclose(frozen[second.name].gram_NN, sequential[second.name].gram_NN)
