@@ -28,6 +28,9 @@ CHATML = (
     "{{ '<|im_start|>assistant\\n' if add_generation_prompt else '' }}"
 )
 TOFU_AUTHOR_ROWS = 20
+TOFU_KNOWN_ROWS = 460
+"""The first rows of TOFU hold all that the benchmark models' retain set came from."""
+TOFU_ANCHOR_ROWS = 240
 
 
 def smollm2(adapter: Path | None = None) -> ModelConfig:
@@ -89,6 +92,9 @@ def _tofu(name: str, auto: AutoStrength, *, retrained: bool) -> UnlearnConfig:
         retrained=smollm2(models / "tofu_retrained_lora") if retrained else None,
         forget=rows("forget05"),
         retain=rows("retain_perturbed"),
+        anchors=rows("retain95").model_copy(
+            update={"skip": TOFU_KNOWN_ROWS, "limit": TOFU_ANCHOR_ROWS}
+        ),
         hold_out=HoldOutConfig(every=4),
         also={
             "forget paraphrased": rows("forget05_perturbed", "paraphrased_question"),

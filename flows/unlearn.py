@@ -55,6 +55,7 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
         level = load_model(cfg.retrained, place) if cfg.retrained else reference
         forget = load_data(cfg.forget, place, "forget")
         retain = load_data(cfg.retain, place, "retain", cfg.hold_out)
+        anchors = load_data(cfg.anchors, place, "anchors") if cfg.anchors else None
         also = {name: load_data(data, place, name) for name, data in cfg.also.items()}
         sets: Sets = {
             "forget": (forget, "all"),
@@ -63,13 +64,19 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
             **{name: (data, "all") for name, data in also.items()},
         }
 
-        counted = count(model, forget, retain, cfg.collect, cfg.target.suppress_special, place)
+        counted = count(
+            model, forget, retain, anchors, cfg.collect, cfg.target.suppress_special, place
+        )
         sites = select(model, forget, retain, counted, cfg.select, cfg.collect, place, reference)
-        kept = collect_retain(model, retain, sites, counted, cfg.collect, place)
+        kept = [collect_retain(model, retain, sites, counted.num_seen, cfg.collect, place)]
+        if anchors:
+            kept.append(
+                collect_retain(model, anchors, sites, counted.num_anchors, cfg.collect, place)
+            )
         moved = collect_forget(
             model, forget, sites, counted, cfg.target, cfg.collect, place, reference
         )
-        edit = solve(model, kept, moved, sites, counted, cfg.ridge, cfg.target, place)
+        edit = solve(model, tuple(kept), moved, sites, counted, cfg.ridge, cfg.target, place)
         calibrated = calibrate(
             model, edit, forget, retain, sites, counted, cfg.strength, cfg.collect, place, level
         )
@@ -106,5 +113,5 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
         edited=edited,
         scores=scores,
         registered=registered,
-        reused_retain=kept.reused,
+        reused_retain=kept[0].reused,
     )

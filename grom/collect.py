@@ -14,8 +14,11 @@ from torch import Tensor, nn
 from grom.errors import NonFiniteKeys
 from grom.examples import Batch
 from grom.forward import best_other_T, recorded_inputs, run
-from grom.moments import KeyMoments
+from grom.moments import BLOCK_TOKENS, KeyMoments
 from grom.sites import Site, final_norm, unembedding_VD
+
+JOINT = "joint"
+"""Name of the moments of all sites side by side."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +68,8 @@ def collect_moments(
     sites: Sequence[Site],
     stream: Iterable[Batch],
     plan: ForgetPlan | None = None,
+    *,
+    joint: bool = False,
 ) -> Collected:
     """Run the model once over a set and sum its keys at every site.
 
@@ -72,38 +77,106 @@ def collect_moments(
     (no plan) only gram and counts are kept and the pass stops at the last site; for a forget set
     it goes on to the final hidden state, for the residual's size and the replacements.
 
-    Memory: the moments and one batch, however many tokens there are.
+    Memory: the moments, one batch and one block of keys, however many tokens there are.
+
+    Args:
+        model: the unedited model.
+        sites: where to collect.
+        stream: batches of the set.
+        plan: what a forget set needs beyond the keys; None for a retain set.
+        joint: put the keys of all sites side by side, in the order of `sites`, as one set of
+            moments under the name `joint`.
 
     Raises:
         NonFiniteKeys: NaN or Inf in the keys; names the site and an example.
     """
     device = unembedding_VD(model).device
-    collected = empty(model, sites, keeps_sums=plan is not None)
+    collector = Collector(model, sites, plan, joint=joint)
     for batch in stream:
         on_device = batch.to(device)
         keys, rms_T, final_TD = batch_keys(model, sites, on_device, to_the_end=plan is not None)
         alt_T = None if plan is None else _alternatives(model, on_device, plan, final_TD)
-        add_batch_(collected, sites, on_device, keys, plan, alt_T)
+        collector.add(on_device, keys, alt_T)
         if rms_T is not None:
-            collected.rms_sum += float(rms_T.double().sum())
-            collected.rms_tokens += len(rms_T)
-    return collected
+            collector.collected.rms_sum += float(rms_T.double().sum())
+            collector.collected.rms_tokens += len(rms_T)
+    return collector.finish()
 
 
-def empty(model: nn.Module, sites: Sequence[Site], *, keeps_sums: bool) -> Collected:
-    """Moments of nothing, on the model's device."""
-    unembedding_VM = unembedding_VD(model)
-    return Collected(
-        {
-            site.name: KeyMoments.zeros(
-                site.weight_MN(model).shape[1],
-                len(unembedding_VM),
-                device=unembedding_VM.device,
-                keeps_sums=keeps_sums,
+class Collector:
+    """Adds up keys batch by batch, a block of tokens at a time."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        sites: Sequence[Site],
+        plan: ForgetPlan | None,
+        *,
+        joint: bool = False,
+    ) -> None:
+        unembedding_VM = unembedding_VD(model)
+        widths = {site.name: site.weight_MN(model).shape[1] for site in sites}
+        self.sites, self.plan, self.joint = sites, plan, joint
+        sizes = {JOINT: sum(widths.values())} if joint else widths
+        self.collected = Collected(
+            {
+                name: KeyMoments.zeros(
+                    size,
+                    len(unembedding_VM),
+                    device=unembedding_VM.device,
+                    keeps_sums=plan is not None,
+                )
+                for name, size in sizes.items()
+            }
+        )
+        self._held: list[tuple[dict[str, Tensor], Tensor, Tensor | None]] = []
+        self._num_held = 0
+
+    def add(self, batch: Batch, keys: dict[str, Tensor], alt_T: Tensor | None) -> None:
+        """Add one batch's keys and example statistics.
+
+        Raises:
+            NonFiniteKeys: NaN or Inf in the keys.
+        """
+        for name, keys_TN in keys.items():
+            if not bool(torch.isfinite(keys_TN).all()):
+                raise NonFiniteKeys(name, f"a batch with example {batch.examples[0].digest}")
+        self._held.append((keys, batch.gold_T, alt_T))
+        self._num_held += len(batch.gold_T)
+        if self._num_held >= BLOCK_TOKENS:
+            self._flush()
+        suppressed_B = torch.zeros(len(batch.examples), dtype=torch.int64)
+        if self.plan is not None:
+            active_T = (self._weight_T(batch.gold_T) > 0).long().cpu()
+            suppressed_B.index_add_(0, batch.example_T.cpu(), active_T)
+        self.collected.examples += [
+            ExampleStatistics(example.digest, example.group, example.num_answer_tokens, int(count))
+            for example, count in zip(batch.examples, suppressed_B, strict=True)
+        ]
+
+    def finish(self) -> Collected:
+        """All that was added."""
+        self._flush()
+        return self.collected
+
+    def _flush(self) -> None:
+        if not self._held:
+            return
+        gold_T = torch.cat([gold for _, gold, _ in self._held])
+        alts = [alt for _, _, alt in self._held if alt is not None]
+        alt_T = torch.cat(alts) if alts else None
+        weight_T = None if alt_T is None else self._weight_T(gold_T)
+        for name, moments in self.collected.moments.items():
+            parts = [site.name for site in self.sites] if self.joint else [name]
+            keys_TN = torch.cat(
+                [torch.cat([keys[part] for part in parts], dim=1) for keys, _, _ in self._held]
             )
-            for site in sites
-        }
-    )
+            moments.update_(keys_TN, gold_T, alt_T, weight_T)
+        self._held, self._num_held = [], 0
+
+    def _weight_T(self, gold_T: Tensor) -> Tensor:
+        assert self.plan is not None
+        return self.plan.alpha_V.to(gold_T.device)[gold_T]
 
 
 def batch_keys(
@@ -127,35 +200,6 @@ def batch_keys(
     keys |= {site.name: final_TD for site in sites if site.kind == "head"}
     residual_TD = inputs[final_norm(model)][at].float()
     return keys, _spread_T(model, residual_TD), final_TD
-
-
-def add_batch_(
-    collected: Collected,
-    sites: Sequence[Site],
-    batch: Batch,
-    keys: dict[str, Tensor],
-    plan: ForgetPlan | None,
-    alt_T: Tensor | None,
-) -> None:
-    """Add one batch's keys and example statistics.
-
-    Raises:
-        NonFiniteKeys: NaN or Inf in the keys.
-    """
-    weight_T = None if plan is None else plan.alpha_V.to(batch.gold_T.device)[batch.gold_T]
-    for site in sites:
-        keys_TN = keys[site.name]
-        if not bool(torch.isfinite(keys_TN).all()):
-            raise NonFiniteKeys(site.name, f"a batch with example {batch.examples[0].digest}")
-        alt_weight_T = None if alt_T is None else weight_T
-        collected.moments[site.name].update_(keys_TN, batch.gold_T, alt_T, alt_weight_T)
-    suppressed_B = torch.zeros(len(batch.examples), dtype=torch.int64)
-    if weight_T is not None:
-        suppressed_B.index_add_(0, batch.example_T.cpu(), (weight_T > 0).long().cpu())
-    collected.examples += [
-        ExampleStatistics(example.digest, example.group, example.num_answer_tokens, int(count))
-        for example, count in zip(batch.examples, suppressed_B, strict=True)
-    ]
 
 
 def _alternatives(

@@ -79,6 +79,10 @@ class SelectConfig(Config):
     """Layers in the searched band.  Not given: a fifth of the model's layers."""
     sample_examples: int = Field(default=300, ge=1)
     """Examples of each set that the search looks at."""
+    joint: bool | None = None
+    """Solve all layers of the band as one system, so that what they add up to leaves retain keys
+    alone; keeps more of held-out retain, and needs the square of the band's summed inputs in
+    memory.  Not given: yes for frozen keys up to 12,288 summed inputs."""
 
 
 class CollectConfig(Config):
@@ -182,8 +186,10 @@ class DataConfig(Config):
     """Take only rows of these groups."""
     without: tuple[str, ...] = ()
     """Leave out rows of these groups."""
+    skip: int = Field(default=0, ge=0)
+    """Leave out that many rows at the start."""
     limit: int | None = Field(default=None, ge=1)
-    """Take only the first rows."""
+    """Take only so many rows."""
     bad_rows: Literal["fail", "quarantine"] = "fail"
     """fail: the first bad row ends the run.  quarantine: it is left out and listed by place."""
 

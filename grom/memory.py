@@ -22,8 +22,10 @@ class RunShape:
 
     model_bytes: int
     reference_bytes: int
-    num_sites: int
+    num_systems: int
+    """Ridge systems: one per site, or one for all."""
     num_inputs: int
+    """Inputs of one system."""
     num_outputs: int
     hidden_size: int
     vocab_size: int
@@ -67,7 +69,7 @@ def forecast(shape: RunShape) -> Forecast:
     weight = shape.num_outputs * shape.num_inputs
     model = {"runtime": RUNTIME_BYTES, "model": float(shape.model_bytes)}
     activations = shape.batch_tokens * (
-        6 * shape.num_inputs + 12 * shape.hidden_size + shape.num_sites * shape.num_inputs
+        6 * shape.num_inputs + 12 * shape.hidden_size + shape.num_systems * shape.num_inputs
     )
     logits = 3 * min(LOGIT_BLOCK, shape.batch_tokens) * shape.vocab_size
     running = {
@@ -82,19 +84,19 @@ def forecast(shape: RunShape) -> Forecast:
                 **model,
                 "reference": float(shape.reference_bytes),
                 **running,
-                "moments": float(shape.num_sites * (gram + 2 * sums)),
+                "moments": float(shape.num_systems * (gram + 2 * sums)),
             },
             "solving": {
                 **model,
                 "moments of a site": float(2 * gram + 2 * sums),
                 "factor": float(2 * gram),
-                "updates": float(shape.num_sites * weight * FLOAT64),
+                "updates": float(shape.num_systems * weight * FLOAT64),
             },
             "calibrating": {
                 **model,
                 "reference": float(shape.reference_bytes),
                 **running,
-                "updates and originals": float(shape.num_sites * weight * (FLOAT64 + FLOAT32)),
+                "updates and originals": float(shape.num_systems * weight * (FLOAT64 + FLOAT32)),
                 "probe": float(shape.probe_tokens * shape.hidden_size * FLOAT32),
             },
         }

@@ -14,6 +14,8 @@ from torch import Tensor
 
 BLOCK_TOKENS = 4096
 """Keys multiplied in their own precision before the product joins the float64 sum."""
+STRIP_INPUTS = 2048
+"""Rows of the gram that are multiplied at once; only those right of the diagonal are."""
 
 
 class TokenSums(Mapping[int, Tensor]):
@@ -168,7 +170,7 @@ class KeyMoments:
         """
         self._check(keys_TN, gold_T, alt_T)
         for block_TN in torch.split(keys_TN, BLOCK_TOKENS):
-            self.gram_NN += outer_NN(block_TN)
+            add_outer_(self.gram_NN, block_TN)
         self.counts_V += torch.bincount(gold_T, minlength=len(self.counts_V))
         self.num_tokens += len(keys_TN)
         if self.keeps_sums:
@@ -179,6 +181,24 @@ class KeyMoments:
             rows_TN = keys_TN[active].double() * weight_T[active].double().unsqueeze(1)
             compact(self.alt_sums).add_(alt_T[active], rows_TN)
         return self
+
+    def block(self, start: int, stop: int) -> KeyMoments:
+        """Moments of the same positions with inputs start ... stop-1 only: of one site, where the
+        keys of several stand side by side."""
+        num_inputs, vocab_size = stop - start, len(self.counts_V)
+        parts = []
+        for sums in (compact(self.sums), compact(self.alt_sums)):
+            part = TokenSums(num_inputs, vocab_size, self.gram_NN.device)
+            part.add_(sums.ids_K, sums.rows_KN[:, start:stop])
+            parts.append(part)
+        return KeyMoments(
+            gram_NN=self.gram_NN[start:stop, start:stop],
+            sums=parts[0],
+            counts_V=self.counts_V,
+            num_tokens=self.num_tokens,
+            alt_sums=parts[1],
+            keeps_sums=self.keeps_sums,
+        )
 
     def sums_dense(self) -> Tensor:
         """`sums` as a (V, N) float64 matrix; large, for tests."""
@@ -235,15 +255,24 @@ def compact(sums: Mapping[int, Tensor]) -> TokenSums:
     return sums
 
 
-def outer_NN(keys_TN: Tensor) -> Tensor:
-    """keysT keys as float64.
+def add_outer_(gram_NN: Tensor, keys_TN: Tensor) -> None:
+    """gram += keysT keys, in strips of rows, each from the diagonal on: it is symmetric."""
+    num_inputs = len(gram_NN)
+    for start in range(0, num_inputs, STRIP_INPUTS):
+        stop = min(start + STRIP_INPUTS, num_inputs)
+        strip = product(keys_TN[:, start:stop], keys_TN[:, start:])
+        gram_NN[start:stop, start:].add_(strip)
+        gram_NN[stop:, start:stop].add_(strip[:, stop - start :].mT)
+
+
+def product(left_TA: Tensor, right_TB: Tensor) -> Tensor:
+    """leftT right (A, B).
 
     float64 and float32 keys are multiplied as they are; half-precision ones exactly, with float32
     accumulation (on CUDA by the matrix unit, on CPU by widening first).
     """
-    if keys_TN.dtype in (torch.float32, torch.float64):
-        return (keys_TN.mT @ keys_TN).double()
-    if keys_TN.is_cuda:
-        return torch.mm(keys_TN.mT, keys_TN, out_dtype=torch.float32).double()
-    wide_TN = keys_TN.float()
-    return (wide_TN.mT @ wide_TN).double()
+    if left_TA.dtype in (torch.float32, torch.float64):
+        return left_TA.mT @ right_TB
+    if left_TA.is_cuda:
+        return torch.mm(left_TA.mT, right_TB, out_dtype=torch.float32)
+    return left_TA.float().mT @ right_TB.float()

@@ -6,6 +6,7 @@ Shapes: T tokens, N inputs of W, M outputs of W, K rank.  W_MN maps a key (N,) t
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, overload
 
@@ -30,10 +31,10 @@ class RidgeFactor:
     """s."""
     num_retain: int
     """r."""
-    mu: float
-    """The ridge that was added."""
-    peak_ratio: float
-    """Largest over mean diagonal entry of A before the ridge."""
+    mus: tuple[float, ...]
+    """The ridge that was added, for each site in the system."""
+    peak_ratios: tuple[float, ...]
+    """Largest over mean diagonal entry of A before the ridge, for each site in the system."""
 
     def condition(self) -> float:
         """Estimate of the condition number of A: largest over smallest eigenvalue, by power steps
@@ -50,11 +51,18 @@ class RidgeFactor:
 
 
 def factorise(
-    retain: KeyMoments, forget: KeyMoments, ridge: RidgeConfig, *, site: str
+    retain: KeyMoments,
+    forget: KeyMoments,
+    ridge: RidgeConfig,
+    *,
+    site: str,
+    widths: Sequence[int] | None = None,
 ) -> RidgeFactor:
     """Cholesky factor of A = w_r/r X_r X_rT + w_f/s X_f X_fT + mu I.
 
-    Without retain tokens their term is left out.
+    Without retain tokens their term is left out.  Where the keys of several sites stand side by
+    side, `widths` are their inputs, and each site gets the mu of its own block of A: layers differ
+    in the size of their keys by orders of magnitude.
 
     Raises:
         EmptySet: there are no forget tokens.
@@ -69,15 +77,18 @@ def factorise(
     A_NN = forget.gram_NN * (ridge.w_forget / forget.num_tokens)
     if retain.num_tokens > 0:
         A_NN.add_(retain.gram_NN, alpha=ridge.w_retain / retain.num_tokens)
-    diagonal_N = A_NN.diagonal()
-    mean = float(diagonal_N.mean())
-    peak_ratio = float(diagonal_N.max()) / mean if mean > 0 else math.nan
-    mu = ridge.ridge(mean)
-    diagonal_N.add_(mu)
+    mus, peak_ratios = [], []
+    for diagonal_N in torch.split(A_NN.diagonal(), list(widths or [len(A_NN)])):
+        mean = float(diagonal_N.mean())
+        peak_ratios.append(float(diagonal_N.max()) / mean if mean > 0 else math.nan)
+        mus.append(ridge.ridge(mean))
+        diagonal_N.add_(mus[-1])
     lower_NN, info = torch.linalg.cholesky_ex(A_NN)
     if pivot := int(info):
-        raise NotPositiveDefinite(site, pivot, len(A_NN), mu)
-    return RidgeFactor(lower_NN, forget.num_tokens, retain.num_tokens, mu, peak_ratio)
+        raise NotPositiveDefinite(site, pivot, len(A_NN), min(mus))
+    return RidgeFactor(
+        lower_NN, forget.num_tokens, retain.num_tokens, tuple(mus), tuple(peak_ratios)
+    )
 
 
 def solve_factored(cross: LowRank, factor: RidgeFactor, ridge: RidgeConfig) -> LowRank:
@@ -89,6 +100,14 @@ def solve_factored(cross: LowRank, factor: RidgeFactor, ridge: RidgeConfig) -> L
     scale = ridge.w_forget / factor.num_forget
     right_KN = torch.cholesky_solve(cross.right_KN.mT, factor.lower_NN).mT * scale
     return replace(cross, right_KN=right_KN.contiguous())
+
+
+def split_columns(update: LowRank, widths: Sequence[int]) -> list[LowRank]:
+    """The updates of sites that were solved side by side, each with its own inputs' columns."""
+    return [
+        replace(update, right_KN=part.contiguous())
+        for part in torch.split(update.right_KN, list(widths), dim=1)
+    ]
 
 
 @overload

@@ -15,7 +15,7 @@ from contextlib import ExitStack
 from torch import Tensor, nn
 
 from grom.apply import Edit, edited
-from grom.collect import Collected, ForgetPlan, add_batch_, empty
+from grom.collect import Collected, Collector, ForgetPlan
 from grom.examples import Batch
 from grom.forward import best_other_T, recorded_inputs, run, starting_at
 from grom.moments import KeyMoments
@@ -83,7 +83,7 @@ def _collect_at(model: nn.Module, previous: Site | None, site: Site, held: Held)
     assert site.layer is not None
     layers = decoder_layers(model)
     here, module = layers[site.layer], site.module(model)
-    collected = empty(model, [site], keeps_sums=held.plan is not None)
+    collector = Collector(model, [site], held.plan)
     for number, batch in held.numbered(model):
         with ExitStack() as stack:
             if previous is not None:
@@ -97,8 +97,8 @@ def _collect_at(model: nn.Module, previous: Site | None, site: Site, held: Held)
         alt_T = held.alternatives.get(number)
         if alt_T is not None:
             alt_T = alt_T.to(batch.gold_T.device)
-        add_batch_(collected, [site], batch, keys, held.plan, alt_T)
-    return collected
+        collector.add(batch, keys, alt_T)
+    return collector.finish()
 
 
 def _find_alternatives(model: nn.Module, forget: Held) -> None:

@@ -22,6 +22,7 @@ from grom.errors import MissingTensor
 from grom.sites import Site
 from grom.target import LowRank
 from tasks.models import COPIED
+from tasks.store import RESERVED
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
@@ -86,7 +87,8 @@ def write_edited(base: Path, edit: Edit, out: Path) -> list[Rounding]:
     """
     for pattern in COPIED:
         for path in base.glob(pattern):
-            shutil.copyfile(path, out / path.name)
+            if path.name not in RESERVED:
+                shutil.copyfile(path, out / path.name)
     (out / "edit").mkdir()
     originals: dict[str, Tensor] = {}
     roundings = []

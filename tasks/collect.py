@@ -30,18 +30,18 @@ def collect_retain(
     model: ModelRef,
     retain: DataRef,
     sites: SitesRef,
-    counted: CountRef,
+    total: int,
     config: CollectConfig,
     place: Place,
 ) -> CollectRef:
-    """Moments of the retain examples that are not held out.  Returns their reference."""
+    """Moments of the retain examples that are not held out, or of the anchors.  Returns their
+    reference."""
     facts = common_facts(model, sites, config) | {"data": retain.facts, "part": "seen"}
-    total = counted.num_seen
 
     def write(folder: Path) -> None:
         opened = open_model(Path(model.folder), text_window=config.text_window)
         stream = batch_stream(opened.rendering, retain, config, part="seen")
-        _collect(opened, sites, tracked(stream, "collect retain", total), None, folder)
+        _collect(opened, sites, tracked(stream, f"collect {retain.role}", total), None, folder)
 
     return _cached(facts, write, place)
 
@@ -80,6 +80,7 @@ def common_facts(model: ModelRef, sites: SitesRef, config: CollectConfig) -> dic
         "model": model.fingerprint,
         "kind": sites.kind,
         "layers": list(sites.layers),
+        "joint": sites.joint,
         "text_window": config.text_window,
         **config.facts,
     }
@@ -131,7 +132,8 @@ def _cached(facts: dict[str, Any], write: Any, place: Place) -> CollectRef:
 def _collect(
     opened: OpenModel, sites: SitesRef, stream: Any, plan: ForgetPlan | None, folder: Path
 ) -> None:
-    collected = collect_moments(opened.model, chosen_sites(opened.model, sites), stream, plan)
+    chosen = chosen_sites(opened.model, sites)
+    collected = collect_moments(opened.model, chosen, stream, plan, joint=sites.joint)
     for name, moments in collected.moments.items():
         save_moments(folder, name, moments)
     write_table(folder / "examples.parquet", collected.examples)

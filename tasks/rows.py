@@ -87,6 +87,8 @@ def read_examples(
     """
     taken = 0
     for number, (place, line, row) in enumerate(_rows(config)):
+        if number < config.skip:
+            continue
         try:
             if isinstance(row, MalformedRow):
                 raise row

@@ -13,7 +13,7 @@ from prefect import task
 from torch import nn
 
 from grom.config import CollectConfig, SelectConfig
-from grom.errors import NotEnoughMemory
+from grom.errors import ConfigError, NotEnoughMemory
 from grom.memory import GB, Forecast, RunShape, forecast
 from grom.select import LayerScore, best_band, layer_scores, sites_of
 from grom.sites import Site, find_sites, unembedding_VD
@@ -24,6 +24,8 @@ from tasks.progress import tracked
 from tasks.streams import batch_stream
 
 logger = logging.getLogger(__name__)
+MAX_JOINT_INPUTS = 12_288
+"""Up to here a joint system is the default: 1.2 GB for each of its matrices."""
 DEFAULT_BAND_SHARE = 5
 """The band is a fifth of the layers unless its width is given."""
 
@@ -47,8 +49,9 @@ def select(
     """
     opened = open_model(Path(model.folder), text_window=collect.text_window)
     num_layers = len(find_sites(opened.model)) - 1
-    width = config.width or max(1, num_layers // DEFAULT_BAND_SHARE)
-    check_memory(opened.model, config, counted, collect, reference, width)
+    width = len(config.layers or ()) or config.width or max(1, num_layers // DEFAULT_BAND_SHARE)
+    joint = solves_jointly(opened.model, config, collect, width)
+    check_memory(opened.model, config, counted, collect, reference, width, joint)
     facts = {
         "model": model.fingerprint,
         "count": counted.artifact.key,
@@ -56,6 +59,7 @@ def select(
         "retain": retain.facts,
         "select": config.model_dump(mode="json"),
         "width": width,
+        "order": collect.order,
     }
 
     def write(folder: Path) -> None:
@@ -69,6 +73,7 @@ def select(
             json.dumps(
                 {
                     "kind": config.site,
+                    "joint": joint,
                     "layers": [site.layer for site in sites if site.layer is not None],
                     "scores": [asdict(score) | {"score": score.score} for score in scores],
                 }
@@ -77,8 +82,34 @@ def select(
 
     artifact, _ = place.cached("select", facts, write)
     chosen = json.loads((place.fetch(artifact) / "sites.json").read_text())
-    logger.info("select: %s, layers %s", chosen["kind"], chosen["layers"])
-    return SitesRef(artifact=artifact, kind=chosen["kind"], layers=tuple(chosen["layers"]))
+    how = "solved jointly" if joint else "solved one by one"
+    logger.info("select: %s, layers %s, %s", chosen["kind"], chosen["layers"], how)
+    return SitesRef(
+        artifact=artifact,
+        kind=chosen["kind"],
+        layers=tuple(chosen["layers"]),
+        joint=chosen["joint"],
+    )
+
+
+def solves_jointly(
+    model: nn.Module, config: SelectConfig, collect: CollectConfig, width: int
+) -> bool:
+    """Whether the band is solved as one system.
+
+    Raises:
+        ConfigError: asked for where it has no meaning.
+    """
+    possible = config.site == "mlp" and collect.order == "frozen"
+    if config.joint and not possible:
+        raise ConfigError(
+            "select.joint needs several MLP sites and frozen keys; set `joint: false`, or "
+            "`site: mlp` and `keys: frozen`"
+        )
+    if config.joint is not None:
+        return config.joint
+    num_inputs = find_sites(model)[0].weight_MN(model).shape[1]
+    return possible and width > 1 and width * num_inputs <= MAX_JOINT_INPUTS
 
 
 def _scores(
@@ -116,6 +147,7 @@ def check_memory(
     collect: CollectConfig,
     reference: ModelRef | None,
     width: int,
+    joint: bool,
 ) -> Forecast:
     """Log the memory forecast; refuse what does not fit.
 
@@ -125,12 +157,12 @@ def check_memory(
     site = find_sites(model)[0 if config.site == "mlp" else -1]
     num_outputs, num_inputs = site.weight_MN(model).shape
     vocab_size, hidden_size = unembedding_VD(model).shape
-    num_sites = 1 if config.site == "head" else len(config.layers or range(width))
+    num_systems = 1 if config.site == "head" or joint else width
     shape = RunShape(
         model_bytes=sum(p.numel() * p.element_size() for p in model.parameters()),
         reference_bytes=0 if reference is None else _weight_bytes(Path(reference.folder)),
-        num_sites=num_sites,
-        num_inputs=num_inputs,
+        num_systems=num_systems,
+        num_inputs=num_inputs * width if joint else num_inputs,
         num_outputs=num_outputs if config.site == "mlp" else counted.num_forget_types,
         hidden_size=hidden_size,
         vocab_size=vocab_size,

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import operator
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import torch
 from prefect import task
@@ -13,11 +17,12 @@ from torch import nn
 
 from grom.apply import Edit
 from grom.calibrate import band_drop
+from grom.collect import JOINT
 from grom.config import RidgeConfig, TargetConfig
 from grom.errors import ConfigError
 from grom.moments import KeyMoments
 from grom.sites import Site, unembedding_VD
-from grom.solve import RidgeFactor, factorise, solve_factored
+from grom.solve import factorise, solve_factored, split_columns
 from grom.target import LowRank, target_cross
 from tasks.codecs import read_json, save_edit, write_json, write_table
 from tasks.collect import read_moments, read_rms
@@ -41,6 +46,7 @@ class SiteReport:
     mu: float
     peak_ratio: float
     condition: float
+    """Of the site's system."""
     update_norm: float
     relative_norm: float
     """|P| / |W|."""
@@ -53,7 +59,7 @@ class SiteReport:
 @task(tags=["gpu"])
 def solve(
     model: ModelRef,
-    retain: CollectRef,
+    retain: tuple[CollectRef, ...],
     forget: CollectRef,
     sites: SitesRef,
     counted: CountRef,
@@ -61,13 +67,15 @@ def solve(
     target: TargetConfig,
     place: Place,
 ) -> EditRef:
-    """Solve each site independently in float64.  Returns the reference of the unit edit.
+    """Solve in float64, each site alone or all as one system.  Returns the unit edit's reference.
+
+    The moments of several retain sets are added first.
 
     Raises:
-        NotPositiveDefinite, NonFiniteKeys: a site's system cannot be solved; names the site.
+        NotPositiveDefinite, NonFiniteKeys: a system cannot be solved; names the site.
     """
     facts = {
-        "retain": retain.artifact.key,
+        "retain": [ref.artifact.key for ref in retain],
         "forget": forget.artifact.key,
         "count": counted.artifact.key,
         "ridge": ridge.model_dump(mode="json"),
@@ -77,25 +85,41 @@ def solve(
     def write(folder: Path) -> None:
         opened = open_model(Path(model.folder), text_window=512)
         solver = Solver(opened, counted, ridge, target, read_rms(forget, place), place)
+        chosen = chosen_sites(opened.model, sites)
+        systems = {JOINT: chosen} if sites.joint else {site.name: (site,) for site in chosen}
         updates: dict[Site, LowRank] = {}
-        reports = []
-        started = time.perf_counter()
-        for site in chosen_sites(opened.model, sites):
-            kept = read_moments(retain, site.name, place)
-            moved = read_moments(forget, site.name, place)
-            updates[site], report = solver.site(site, kept, moved)
-            reports.append(report)
-        seconds = time.perf_counter() - started
-        save_edit(folder, Edit(updates), facts)
-        write_table(folder / "sites.parquet", reports)
-        drop = sum(report.drop_nats for report in reports)
-        unit = 1.0 if target.kind == "corruption" else drop
-        write_json(folder / "solve.json", {"seconds": seconds, "nats_per_beta": unit})
+        reports: list[SiteReport] = []
+        seconds = 0.0
+        for name, members in systems.items():
+            kept = reduce(operator.add, (read_moments(ref, name, place) for ref in retain))
+            moved = read_moments(forget, name, place)
+            started = time.perf_counter()
+            solved, found = solver.system(members, kept, moved)
+            seconds += time.perf_counter() - started
+            updates |= solved
+            reports += found
+        save_solved(folder, updates, reports, target, seconds, facts)
 
     artifact, _ = place.cached("solve", facts, write)
     solved = read_json(place.fetch(artifact) / "solve.json")
     logger.info("solve: %d sites in %.2f s", len(sites.layers) or 1, solved["seconds"])
     return EditRef(artifact=artifact, **solved)
+
+
+def save_solved(
+    folder: Path,
+    updates: dict[Site, LowRank],
+    reports: list[SiteReport],
+    target: TargetConfig,
+    seconds: float,
+    facts: dict[str, Any],
+) -> None:
+    """Write the unit edit, the numbers of its sites, and what one unit of strength drops."""
+    save_edit(folder, Edit(updates), facts)
+    write_table(folder / "sites.parquet", reports)
+    drop = sum(report.drop_nats for report in reports)
+    unit = 1.0 if target.kind == "corruption" else drop
+    write_json(folder / "solve.json", {"seconds": seconds, "nats_per_beta": unit})
 
 
 class Solver:
@@ -116,49 +140,46 @@ class Solver:
         self.suppressed_share = counted.num_suppressed / counted.num_forget_tokens
         self.redirect_token = redirect_token(opened, target)
 
-    def update(
-        self, site: Site, retain: KeyMoments, forget: KeyMoments
-    ) -> tuple[LowRank, RidgeFactor]:
-        """The site's update at unit strength, and the factor of its ridge system."""
+    def system(
+        self, sites: Sequence[Site], retain: KeyMoments, forget: KeyMoments
+    ) -> tuple[dict[Site, LowRank], list[SiteReport]]:
+        """Unit updates of sites whose keys stand side by side, with their reports."""
+        unembedding_VM = unembedding_VD(self.model).to(forget.gram_NN.device)
+        weights = [site.weight_MN(self.model) for site in sites]
+        widths = [weight_MN.shape[1] for weight_MN in weights]
+        name = sites[0].name if len(sites) == 1 else f"{sites[0].name} ... {sites[-1].name}"
         cross = target_cross(
             forget,
             self.alpha_V,
-            unembedding_VD(self.model).to(forget.gram_NN.device),
+            unembedding_VM,
             self.target,
-            head=site.kind == "head",
+            head=sites[0].kind == "head",
             redirect_token=self.redirect_token,
         )
-        factor = factorise(retain, forget, self.ridge, site=site.name)
-        return solve_factored(cross, factor, self.ridge), factor
-
-    def site(
-        self, site: Site, retain: KeyMoments, forget: KeyMoments
-    ) -> tuple[LowRank, SiteReport]:
-        """The site's update at unit strength with its report."""
-        update, factor = self.update(site, retain, forget)
-        weight_norm = float(torch.linalg.matrix_norm(site.weight_MN(self.model).double()))
-        norm = update.norm()
-        report = SiteReport(
-            site=site.name,
-            layer=-1 if site.layer is None else site.layer,
-            num_forget=factor.num_forget,
-            num_retain=factor.num_retain,
-            mu=factor.mu,
-            peak_ratio=factor.peak_ratio,
-            condition=factor.condition(),
-            update_norm=norm,
-            relative_norm=norm / weight_norm,
-            drop_nats=self.drop(site, update, forget),
-            suppressed_share=self.suppressed_share,
-        )
-        logger.info(
-            "solve %s: condition %.1e, mu %.3g, |P|/|W| %.2e per unit strength",
-            site.name,
-            report.condition,
-            report.mu,
-            report.relative_norm,
-        )
-        return update, report
+        factor = factorise(retain, forget, self.ridge, site=name, widths=widths)
+        updates = split_columns(solve_factored(cross, factor, self.ridge), widths)
+        condition, start, reports = factor.condition(), 0, []
+        for number, (site, update) in enumerate(zip(sites, updates, strict=True)):
+            norm = update.norm()
+            weight_norm = torch.linalg.vector_norm(weights[number], dtype=torch.float64)
+            block = forget.block(start, start + widths[number])
+            start += widths[number]
+            report = SiteReport(
+                site=site.name,
+                layer=-1 if site.layer is None else site.layer,
+                num_forget=factor.num_forget,
+                num_retain=factor.num_retain,
+                mu=factor.mus[number],
+                peak_ratio=factor.peak_ratios[number],
+                condition=condition,
+                update_norm=norm,
+                relative_norm=norm / float(weight_norm),
+                drop_nats=self.drop(site, update, block),
+                suppressed_share=self.suppressed_share,
+            )
+            logger.info("solve %s: condition %.1e, mu %.3g", site.name, condition, report.mu)
+            reports.append(report)
+        return dict(zip(sites, updates, strict=True)), reports
 
     def drop(self, site: Site, update: LowRank, forget: KeyMoments) -> float:
         """Direct drop of the site's update, in nats."""

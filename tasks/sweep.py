@@ -12,14 +12,13 @@ from prefect import task
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from grom.apply import Edit
 from grom.collect import ForgetPlan
 from grom.config import CollectConfig, RidgeConfig, TargetConfig
 from grom.moments import KeyMoments
 from grom.sites import Site
 from grom.sweep import Held, sweep
 from grom.target import LowRank
-from tasks.codecs import read_json, save_edit, write_json, write_table
+from tasks.codecs import read_json
 from tasks.collect import common_facts, forget_plan, read_rms
 from tasks.models import OpenModel, open_model, scratch_folder
 from tasks.place import (
@@ -35,7 +34,7 @@ from tasks.place import (
 )
 from tasks.progress import tracked
 from tasks.select import chosen_sites
-from tasks.solve import SiteReport, Solver
+from tasks.solve import SiteReport, Solver, save_solved
 from tasks.streams import batch_stream
 
 logger = logging.getLogger(__name__)
@@ -110,8 +109,9 @@ def sweep_sequential(
         unit: dict[Site, LowRank] = {}
 
         def solve(site: Site, kept: KeyMoments, moved: KeyMoments) -> LowRank:
-            unit[site], report = solver.site(site, kept, moved)
-            reports.append(report)
+            solved, found = solver.system([site], kept, moved)
+            unit.update(solved)
+            reports.extend(found)
             return unit[site].scaled(calibrated.beta)
 
         started = time.perf_counter()
@@ -120,11 +120,7 @@ def sweep_sequential(
             forgotten = _held(opened, forget, "all", collect, scratch, plan, counted.num_forget)
             sweep(opened.model, chosen_sites(opened.model, sites), retained, forgotten, solve)
         seconds = time.perf_counter() - started
-        save_edit(folder, Edit(unit), facts)
-        write_table(folder / "sites.parquet", reports)
-        drop = sum(report.drop_nats for report in reports)
-        per_beta = 1.0 if target.kind == "corruption" else drop
-        write_json(folder / "solve.json", {"seconds": seconds, "nats_per_beta": per_beta})
+        save_solved(folder, unit, reports, target, seconds, facts)
 
     artifact, _ = place.cached("solve", facts, write)
     solved = read_json(place.fetch(artifact) / "solve.json")

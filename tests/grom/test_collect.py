@@ -9,7 +9,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from grom.apply import Edit, edited
-from grom.collect import ForgetPlan, add_batch_, batch_keys, collect_moments, empty
+from grom.collect import Collector, ForgetPlan, batch_keys, collect_moments
 from grom.config import RidgeConfig
 from grom.errors import NonFiniteKeys
 from grom.examples import Rendered
@@ -191,10 +191,10 @@ def test_nan_in_the_weights_is_reported_with_site_and_example() -> None:
 def test_large_float16_keys_are_finite_although_their_sum_is_not() -> None:
     model = tiny_model("llama", dtype=torch.float16)
     site, (batch, *_) = find_sites(model)[0], in_batches(RENDERED, 1000)
-    collected = empty(model, [site], keeps_sums=False)
+    collector = Collector(model, [site], None)
     keys_TN = torch.full((len(batch.gold_T), 24), 2000.0, dtype=torch.float16)
-    add_batch_(collected, [site], batch, {site.name: keys_TN}, None, None)
-    assert collected.moments[site.name].num_tokens == len(keys_TN)
+    collector.add(batch, {site.name: keys_TN}, None)
+    assert collector.finish().moments[site.name].num_tokens == len(keys_TN)
 
 
 def test_collecting_leaves_the_model_without_hooks() -> None:

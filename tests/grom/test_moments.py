@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 import grom.moments
-from grom.moments import KeyMoments, TokenSums, outer_NN
+from grom.moments import KeyMoments, TokenSums, product
 from tests.reference import Keys, Tolerance, cross_of, random_keys
 
 seeds = st.integers(0, 10_000)
@@ -192,4 +192,4 @@ def test_blocks_of_keys_are_added_in_float64(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_bfloat16_product_is_not_rounded_to_bfloat16() -> None:
     key_TN = torch.tensor([[1 + 2**-7]], dtype=torch.bfloat16)
-    assert outer_NN(key_TN).item() == (1 + 2**-7) ** 2
+    assert product(key_TN, key_TN).item() == (1 + 2**-7) ** 2
