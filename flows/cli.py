@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import time
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -164,6 +165,8 @@ def prepare_environment(work: Path) -> None:
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TQDM_DISABLE": "1",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
@@ -172,6 +175,8 @@ def prepare_environment(work: Path) -> None:
 @contextmanager
 def plain_logs(*, quiet: bool) -> Iterator[None]:
     """Our own log lines on the terminal, beside the progress bars."""
+    warnings.filterwarnings("ignore", module=r"(transformers|bitsandbytes|mlflow|torch)\.")
+    logging.getLogger("alembic").setLevel(logging.WARNING)
     handler = RichHandler(console=errors, show_path=False, markup=False)
     level = logging.WARNING if quiet else logging.INFO
     loggers = [logging.getLogger(name) for name in ("grom", "tasks", "flows")]

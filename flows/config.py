@@ -42,9 +42,10 @@ class UnlearnConfig(Config):
     """What must be forgotten."""
     retain: DataConfig
     """What must be kept."""
-    anchors: DataConfig | None = None
-    """Further examples of the retain kind that the model need not know, say other questions of the
-    same sort: their keys show the solver where held-out knowledge may lie.  Never measured."""
+    background: DataConfig | None = None
+    """Further examples of the retain kind about other subjects, which the model need not know:
+    their keys show the solver where knowledge that no retain row names may lie.  Variety of
+    subjects counts, some dozens of rows are enough.  Never measured."""
     hold_out: HoldOutConfig = HoldOutConfig()
     """Retain groups whose keys the solver never sees, for the honest measure of utility."""
     also: dict[str, DataConfig] = Field(default_factory=dict)

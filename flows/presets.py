@@ -30,7 +30,8 @@ CHATML = (
 TOFU_AUTHOR_ROWS = 20
 TOFU_KNOWN_ROWS = 460
 """The first rows of TOFU hold all that the benchmark models' retain set came from."""
-TOFU_ANCHOR_ROWS = 240
+TOFU_BACKGROUND_EVERY = 28
+"""Every so many-th of the others: about 120 questions, each on another author."""
 
 
 def smollm2(adapter: Path | None = None) -> ModelConfig:
@@ -92,8 +93,8 @@ def _tofu(name: str, auto: AutoStrength, *, retrained: bool) -> UnlearnConfig:
         retrained=smollm2(models / "tofu_retrained_lora") if retrained else None,
         forget=rows("forget05"),
         retain=rows("retain_perturbed"),
-        anchors=rows("retain95").model_copy(
-            update={"skip": TOFU_KNOWN_ROWS, "limit": TOFU_ANCHOR_ROWS}
+        background=rows("retain95").model_copy(
+            update={"skip": TOFU_KNOWN_ROWS, "every": TOFU_BACKGROUND_EVERY}
         ),
         hold_out=HoldOutConfig(every=4),
         also={

@@ -55,7 +55,7 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
         level = load_model(cfg.retrained, place) if cfg.retrained else reference
         forget = load_data(cfg.forget, place, "forget")
         retain = load_data(cfg.retain, place, "retain", cfg.hold_out)
-        anchors = load_data(cfg.anchors, place, "anchors") if cfg.anchors else None
+        background = load_data(cfg.background, place, "background") if cfg.background else None
         also = {name: load_data(data, place, name) for name, data in cfg.also.items()}
         sets: Sets = {
             "forget": (forget, "all"),
@@ -65,13 +65,13 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
         }
 
         counted = count(
-            model, forget, retain, anchors, cfg.collect, cfg.target.suppress_special, place
+            model, forget, retain, background, cfg.collect, cfg.target.suppress_special, place
         )
         sites = select(model, forget, retain, counted, cfg.select, cfg.collect, place, reference)
         kept = [collect_retain(model, retain, sites, counted.num_seen, cfg.collect, place)]
-        if anchors:
+        if background:
             kept.append(
-                collect_retain(model, anchors, sites, counted.num_anchors, cfg.collect, place)
+                collect_retain(model, background, sites, counted.num_background, cfg.collect, place)
             )
         moved = collect_forget(
             model, forget, sites, counted, cfg.target, cfg.collect, place, reference

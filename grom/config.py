@@ -188,6 +188,8 @@ class DataConfig(Config):
     """Leave out rows of these groups."""
     skip: int = Field(default=0, ge=0)
     """Leave out that many rows at the start."""
+    every: int = Field(default=1, ge=1)
+    """Then take only every so many-th row."""
     limit: int | None = Field(default=None, ge=1)
     """Take only so many rows."""
     bad_rows: Literal["fail", "quarantine"] = "fail"

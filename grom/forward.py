@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from grom.examples import Batch
 from grom.sites import answer_logits_TV, decoder_layers, trunk
 
-LOGIT_BLOCK = 512
+LOGIT_BLOCK = 128
 """Answer positions whose logits are held at once."""
 
 

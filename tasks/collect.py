@@ -34,7 +34,7 @@ def collect_retain(
     config: CollectConfig,
     place: Place,
 ) -> CollectRef:
-    """Moments of the retain examples that are not held out, or of the anchors.  Returns their
+    """Moments of the retain examples that are not held out, or of the background.  Returns their
     reference."""
     facts = common_facts(model, sites, config) | {"data": retain.facts, "part": "seen"}
 

@@ -35,7 +35,7 @@ def count(
     model: ModelRef,
     forget: DataRef,
     retain: DataRef,
-    anchors: DataRef | None,
+    background: DataRef | None,
     collect: CollectConfig,
     suppress_special: bool,
     place: Place,
@@ -53,7 +53,7 @@ def count(
         "rendering": rendering.facts,
         "forget": forget.facts,
         "retain": retain.facts,
-        "anchors": anchors and anchors.facts,
+        "background": background and background.facts,
         "suppress_special": suppress_special,
         "vocab_size": vocab_size,
     }
@@ -66,10 +66,10 @@ def count(
         }
         if sets["seen"].num_examples == 0:
             raise EmptySet("seen retain", retain.config.uri)
-        kept_V, num_anchors = sets["seen"].counts_V, 0
-        if anchors is not None:
-            found = count_tokens(rendering, anchors, "all", vocab_size)
-            kept_V, num_anchors = kept_V + found.counts_V, found.num_examples
+        kept_V, num_background = sets["seen"].counts_V, 0
+        if background is not None:
+            found = count_tokens(rendering, background, "all", vocab_size)
+            kept_V, num_background = kept_V + found.counts_V, found.num_examples
         special = () if suppress_special else rendering.special_ids()
         alpha_V = specificity(sets["forget"].counts_V, kept_V, special)
         forget_counts_V = sets["forget"].counts_V
@@ -80,7 +80,7 @@ def count(
         summary = {
             "num_forget": sets["forget"].num_examples,
             "num_seen": sets["seen"].num_examples,
-            "num_anchors": num_anchors,
+            "num_background": num_background,
             "num_held_out": sets["held_out"].num_examples,
             "num_forget_tokens": num_tokens,
             "num_seen_tokens": int(sets["seen"].counts_V.sum()),

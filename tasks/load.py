@@ -24,15 +24,25 @@ def load_model(config: ModelConfig, place: Place) -> ModelRef:
     folder = models.locate(config)
     models.refuse_quantised(folder)
     fingerprint = models.fingerprint(config, folder)
-    if not models.is_plain(config, folder):
-        artifact, reused = place.cached(
-            "load",
-            {"model": fingerprint},
-            lambda out: models.materialise(config, folder, out),
-        )
-        folder = place.fetch(artifact)
-        logger.info("load %s: %s", config.source, "found in the store" if reused else "written")
+    if config.gguf_file and config.adapter:
+        # Parsing GGUF takes longest: models that differ in the adapter alone share the result.
+        folder = _plain(config.model_copy(update={"adapter": None}), folder, place)
+        adapted = config.model_copy(update={"gguf_file": None, "chat_template": None})
+        folder = _plain(adapted, folder, place)
+    elif not models.is_plain(config, folder):
+        folder = _plain(config, folder, place)
     return ModelRef(folder=str(folder), fingerprint=fingerprint, source=config.source)
+
+
+def _plain(config: ModelConfig, folder: Path, place: Place) -> Path:
+    """Folder of the plain checkpoint that the store has, or now gets, of this source."""
+    artifact, reused = place.cached(
+        "load",
+        {"model": models.fingerprint(config, folder)},
+        lambda out: models.materialise(config, folder, out),
+    )
+    logger.info("load %s: %s", config.source, "found in the store" if reused else "written")
+    return place.fetch(artifact)
 
 
 @task

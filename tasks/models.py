@@ -28,7 +28,10 @@ logger = logging.getLogger(__name__)
 PACKAGE = "package:"
 COPIED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-M_TRIM_THRESHOLD, M_MMAP_MAX = -1, -4
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+MMAP_BYTES = 32 * 2**20
+"""glibc's highest threshold: smaller blocks come from the heap and stay there when freed, larger
+ones (grams) are mapped and go back at once."""
 BLOCK_WIDTH = 64
 """Weights that share a scale in bitsandbytes' 4-bit formats."""
 
@@ -53,7 +56,8 @@ def keep_freed_memory() -> bool:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return False
-    return bool(libc.mallopt(M_MMAP_MAX, 0)) and bool(libc.mallopt(M_TRIM_THRESHOLD, 2**31 - 1))
+    settings = ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, 2**31 - 1))
+    return all([libc.mallopt(*setting) for setting in (*settings, (M_TOP_PAD, 2 * MMAP_BYTES))])
 
 
 def locate(config: ModelConfig) -> Path:
@@ -92,6 +96,8 @@ def fingerprint(config: ModelConfig, folder: Path) -> str:
     if config.source.startswith(PACKAGE):
         sha.update(importlib.metadata.version(config.source.removeprefix(PACKAGE)).encode())
     names = [config.gguf_file] if config.gguf_file else list(COPIED)
+    if config.adapter and not Path(config.adapter).is_dir():
+        raise MissingInput(config.adapter, "this adapter folder does not exist")
     for root in [folder, *([Path(config.adapter)] if config.adapter else [])]:
         patterns = names if root == folder else list(COPIED)
         files = sorted({path for pattern in patterns for path in root.glob(pattern)})
@@ -134,8 +140,6 @@ def materialise(config: ModelConfig, folder: Path, out: Path) -> None:
     if config.adapter:
         from peft import PeftModel
 
-        if not Path(config.adapter).is_dir():
-            raise MissingInput(config.adapter, "this adapter folder does not exist")
         model = PeftModel.from_pretrained(model, config.adapter).merge_and_unload()
     if config.chat_template:
         tokenizer.chat_template = config.chat_template

@@ -109,8 +109,8 @@ class CountRef(Config):
     """Forget examples; windows of running text count one each."""
     num_seen: int
     """Retain examples whose keys the solver sees."""
-    num_anchors: int
-    """Anchor examples, whose keys it sees as well."""
+    num_background: int
+    """Background examples, whose keys it sees as well."""
     num_held_out: int
     num_forget_tokens: int
     num_seen_tokens: int

@@ -87,7 +87,7 @@ def read_examples(
     """
     taken = 0
     for number, (place, line, row) in enumerate(_rows(config)):
-        if number < config.skip:
+        if number < config.skip or (number - config.skip) % config.every:
             continue
         try:
             if isinstance(row, MalformedRow):
