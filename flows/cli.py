@@ -20,7 +20,7 @@ from rich.logging import RichHandler
 
 from flows.config import UnlearnConfig, read_config
 from flows.presets import PRESETS
-from flows.show import show_outcome
+from flows.show import DEMO_NAMES, show_answers, show_outcome
 from grom.errors import GromError
 
 if TYPE_CHECKING:
@@ -55,12 +55,10 @@ def demo(
     samples: Annotated[int, typer.Option(help="Before and after answers to show.")] = 3,
 ) -> None:
     """Unlearn four customers of a support assistant that memorised forty."""
-    from flows.show import show_answers
-
     with readable_errors():
         settings = load("demo", work)
         outcome = execute(settings, quiet=True)
-        show_outcome(outcome, console)
+        show_outcome(outcome, console, DEMO_NAMES)
         show_answers(settings, outcome, samples, console)
 
 

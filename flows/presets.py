@@ -64,7 +64,7 @@ def tofu_smollm2() -> UnlearnConfig:
     """TOFU forget05 on SmolLM2-135M: forget ten authors, as far as held-out retain allows."""
     return _tofu(
         "tofu_smollm2",
-        AutoStrength(forget_probability=0.2, probe_examples=200),
+        AutoStrength(forget_probability=0.2),
         retrained=False,
     )
 
@@ -73,7 +73,7 @@ def tofu_smollm2_retrained_level() -> UnlearnConfig:
     """The same, down to the level of the model that never saw these authors, without a floor."""
     return _tofu(
         "tofu_smollm2_retrained_level",
-        AutoStrength(utility_floor=None, probe_examples=200),
+        AutoStrength(utility_floor=None),
         retrained=True,
     )
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from rich.console import Console
@@ -13,10 +15,16 @@ from flows.config import UnlearnConfig
 if TYPE_CHECKING:
     from flows.unlearn import Outcome
 
-MEASURES = {"probability": "answer probability", "extraction_strength": "extraction"}
+PLAIN: Mapping[str, str] = MappingProxyType({})
+SETS = ("forget", "retain, seen", "retain, held out")
+DEMO_NAMES = {
+    "forget": "forgotten customers",
+    "retain, seen": "remaining customers",
+    "retain, held out": "remaining, unseen by the solver",
+}
 
 
-def show_outcome(outcome: Outcome, console: Console) -> None:
+def show_outcome(outcome: Outcome, console: Console, names: Mapping[str, str] = PLAIN) -> None:
     """The table before, after and after quantisation; the gate; where everything is."""
     labels = [score.label for score in outcome.scores]
     table = Table(title="mean answer probability (extraction strength)")
@@ -24,13 +32,13 @@ def show_outcome(outcome: Outcome, console: Console) -> None:
     table.add_column("examples", justify="right")
     for label in labels:
         table.add_column(label, justify="right")
-    for name in outcome.scores[0].sets:
+    measured = outcome.scores[0].sets
+    for name in (*SETS, *sorted(set(measured) - set(SETS))):
         cells = []
         for score in outcome.scores:
             values = score.sets[name]
             cells.append(f"{values['probability']:.3f} ({values['extraction_strength']:.2f})")
-        count = outcome.scores[0].sets[name]["num_examples"]
-        table.add_row(name, f"{count:.0f}", *cells)
+        table.add_row(names.get(name, name), f"{measured[name]['num_examples']:.0f}", *cells)
     console.print(table)
     for condition in outcome.registered.conditions:
         sign = "at most" if condition["at_most"] else "at least"

@@ -72,7 +72,6 @@ class CurvePoint:
     beta: float
     forget_probability: float
     held_out_probability: float
-    seen_probability: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +148,6 @@ class Search:
     nats_per_beta: float
     forget: Probe
     held_out: Probe
-    seen: Probe
     band: BandModel
 
     def point(self, nats: float) -> CurvePoint:
@@ -161,7 +159,7 @@ class Search:
             return self._measure(nats, beta)
 
     def _measure(self, nats: float, beta: float) -> CurvePoint:
-        probes = (self.forget, self.held_out, self.seen)
+        probes = (self.forget, self.held_out)
         return CurvePoint(nats, beta, *(self.band.probability(probe) for probe in probes))
 
 

@@ -32,12 +32,9 @@ def draw_trade_off(found: Calibration, path: Path) -> None:
     assert found.before is not None
     figure, axes = _blank()
     points = list(found.curve)
-    for name, colour, kept in (
-        ("retain, held out", KEEP, [point.held_out_probability for point in points]),
-        ("retain, seen by the solver", FAINT, [point.seen_probability for point in points]),
-    ):
-        forget = [point.forget_probability for point in points]
-        axes.plot(forget, kept, "o-", color=colour, markersize=3.5, label=name)
+    forget = [point.forget_probability for point in points]
+    kept = [point.held_out_probability for point in points]
+    axes.plot(forget, kept, "o-", color=KEEP, markersize=3.5, label="retain, held out")
     _mark(axes, next(point for point in points if point.nats == found.nats), found)
     axes.set_xlabel("mean answer probability, forget set (before the edit on the right)")
     axes.set_ylabel("mean answer probability, retain set")

@@ -102,7 +102,6 @@ class Probes:
         self.sets: list[tuple[DataRef, Part, int]] = [
             (forget, "all", counted.num_forget),
             (retain, "held out", counted.num_held_out),
-            (retain, "seen", counted.num_seen),
         ]
 
     def stream(self, opened: OpenModel, number: int, phase: str) -> Any:
@@ -119,9 +118,9 @@ class Probes:
         level = None if reference is None else self._level(reference)
         opened = open_model(Path(self.model.folder), text_window=self.collect.text_window)
         band = BandModel(opened.model, sites.layers[0] if sites.layers else None)
-        forget, held_out, seen = (
+        forget, held_out = (
             band.probe(self.stream(opened, number, phase))
-            for number, phase in enumerate(("forget", "held-out retain", "seen retain"))
+            for number, phase in enumerate(("forget", "held-out retain"))
         )
         search = Search(
             model=opened.model,
@@ -129,7 +128,6 @@ class Probes:
             nats_per_beta=edit.nats_per_beta,
             forget=forget,
             held_out=held_out,
-            seen=seen,
             band=band,
         )
         return search_strength(search, self.auto, level)
