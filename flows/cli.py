@@ -107,6 +107,8 @@ def ui(
     ]
     mlflow += ["--host", "127.0.0.1", "--port", str(mlflow_port)]
     mlflow += ["--default-artifact-root", (work / "mlartifacts").resolve().as_uri()]
+    # The page asks the API at this address; its own default is port 4200 whatever the port is.
+    os.environ["PREFECT_SERVER_UI_API_URL"] = f"http://127.0.0.1:{prefect_port}/api"
     prefect = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(prefect_port)]
     servers = [subprocess.Popen([sys.executable, "-m", *command]) for command in (mlflow, prefect)]
     console.print(f"MLflow:  http://127.0.0.1:{mlflow_port}")
@@ -195,5 +197,5 @@ def readable_errors() -> Iterator[None]:
         yield
     except GromError as error:
         errors.print(f"[bold red]{type(error).__name__}:[/] ", end="")
-        errors.print(str(error), markup=False, highlight=False)
+        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
         raise typer.Exit(1) from error

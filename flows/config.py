@@ -81,7 +81,7 @@ def read_config(path: Path) -> UnlearnConfig:
         raise ConfigError(f"{path}: no such file, and no preset of that name; see `grom presets`")
     try:
         values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except yaml.YAMLError as error:
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
         raise ConfigError(f"{path}{line}: not valid YAML; check indentation and quotes") from error

@@ -18,6 +18,7 @@ from tasks.place import (
     CalibrationRef,
     CheckpointRef,
     CountRef,
+    DataRef,
     EditRef,
     ModelRef,
     Place,
@@ -50,58 +51,38 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
     """One unlearning run, top to bottom.  Returns references to everything it made."""
     place = Place(work=cfg.work, store=cfg.store or str(Path(cfg.work) / "store"))
     with tracked_run(cfg.name, cfg.tracking, place, cfg.model_dump(mode="json")) as run:
-        model = load_model(cfg.model, place)
-        reference = load_model(cfg.reference, place) if cfg.reference else None
-        level = load_model(cfg.retrained, place) if cfg.retrained else reference
+        model = load_model(cfg.model, place, cfg.tracking)
+        reference = load_model(cfg.reference, place, cfg.tracking) if cfg.reference else None
+        level = load_model(cfg.retrained, place, cfg.tracking) if cfg.retrained else reference
         forget = load_data(cfg.forget, place, "forget")
         retain = load_data(cfg.retain, place, "retain", cfg.hold_out)
         background = load_data(cfg.background, place, "background") if cfg.background else None
-        also = {name: load_data(data, place, name) for name, data in cfg.also.items()}
-        sets: Sets = {
-            "forget": (forget, "all"),
-            "retain, seen": (retain, "seen"),
-            "retain, held out": (retain, "held out"),
-            **{name: (data, "all") for name, data in also.items()},
-        }
+        kept = (retain, background) if background else (retain,)
+        sets = measured_sets(cfg, forget, retain, place)
 
         counted = count(
             model, forget, retain, background, cfg.collect, cfg.target.suppress_special, place
         )
         sites = select(model, forget, retain, counted, cfg.select, cfg.collect, place, reference)
-        kept = [collect_retain(model, retain, sites, counted.num_seen, cfg.collect, place)]
-        if background:
-            kept.append(
-                collect_retain(model, background, sites, counted.num_background, cfg.collect, place)
-            )
-        moved = collect_forget(
+        retain_keys = tuple(
+            collect_retain(model, data, sites, counted, cfg.collect, place) for data in kept
+        )
+        forget_keys = collect_forget(
             model, forget, sites, counted, cfg.target, cfg.collect, place, reference
         )
-        edit = solve(model, tuple(kept), moved, sites, counted, cfg.ridge, cfg.target, place)
-        calibrated = calibrate(
+        edit = solve(model, retain_keys, forget_keys, sites, counted, cfg.ridge, cfg.target, place)
+        strength = calibrate(
             model, edit, forget, retain, sites, counted, cfg.strength, cfg.collect, place, level
         )
         if cfg.collect.order == "sequential":
             edit = sweep_sequential(
-                model, retain, forget, moved, calibrated, sites, counted, cfg.ridge,
+                model, kept, forget, forget_keys, strength, sites, counted, cfg.ridge,
                 cfg.target, cfg.collect, place, reference,
             )  # fmt: skip
-        edited = apply(model, edit, calibrated, place)
-        folder = place.fetch(edited.artifact)
-
-        checkpoints = [
-            ("unedited", model.folder, model.fingerprint, None),
-            ("edited", str(folder), edited.fingerprint, None),
-            *(
-                (f"edited {bits}", str(folder), edited.fingerprint, bits)
-                for bits in cfg.evaluate.quantisations
-            ),
-        ]
-        scores = tuple(
-            evaluate(label, where, key, sets, cfg.evaluate, cfg.collect, place, bits)
-            for label, where, key, bits in checkpoints
-        )
+        edited = apply(model, edit, strength, place)
+        scores = score_all(cfg, model, edited, sets, place)
         registered = register(
-            run, model, sets, sites, edit, calibrated, edited, scores, cfg.gate, place
+            run, model, sets, sites, edit, strength, edited, scores, cfg.gate, place
         )
     return Outcome(
         place=place,
@@ -109,9 +90,38 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
         counted=counted,
         layers=sites.layers,
         edit=edit,
-        calibrated=calibrated,
+        calibrated=strength,
         edited=edited,
         scores=scores,
         registered=registered,
-        reused_retain=kept[0].reused,
+        reused_retain=retain_keys[0].reused,
+    )
+
+
+def measured_sets(cfg: UnlearnConfig, forget: DataRef, retain: DataRef, place: Place) -> Sets:
+    """The sets that are measured, by name: what is forgotten, what is kept, and further ones."""
+    sets: Sets = {
+        "forget": (forget, "all"),
+        "retain, seen": (retain, "seen"),
+        "retain, held out": (retain, "held out"),
+    }
+    for name, data in cfg.also.items():
+        sets[name] = (load_data(data, place, name), "all")
+    return sets
+
+
+def score_all(
+    cfg: UnlearnConfig, model: ModelRef, edited: CheckpointRef, sets: Sets, place: Place
+) -> tuple[ScoreRef, ...]:
+    """Scores of the unedited model, of the edited one, and of each quantised load of it."""
+    folder = str(place.fetch(edited.artifact))
+    checkpoints: list[tuple[str, str, str, str | None]] = [
+        ("unedited", model.folder, model.fingerprint, None),
+        ("edited", folder, edited.fingerprint, None),
+    ]
+    for bits in cfg.evaluate.quantisations:
+        checkpoints.append((f"edited {bits}", folder, edited.fingerprint, bits))
+    return tuple(
+        evaluate(label, where, key, sets, cfg.evaluate, cfg.collect, place, bits)
+        for label, where, key, bits in checkpoints
     )

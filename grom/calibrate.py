@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
+import torch
 from torch import Tensor, nn
 
 from grom.apply import Edit, edited
@@ -19,11 +20,13 @@ from grom.evaluate import mean_score, score_hidden
 from grom.examples import Batch
 from grom.forward import recorded_inputs, run, starting_at
 from grom.moments import KeyMoments, compact
-from grom.sites import decoder_layers, final_gain_D, unembedding_VD
+from grom.sites import decoder_layers, final_gain_D, norm_centres, unembedding_VD
 from grom.target import LowRank
 
 DEFAULT_FORGET_PROBABILITY = 0.2
 FIRST_NATS = 4.0
+UNIT_NATS = 1.0
+"""Below it the tolerance of the search is absolute: a bracket that starts at 0 has to close."""
 
 
 def direct_drop(
@@ -54,14 +57,24 @@ def direct_drop(
     if num_suppressed == 0:
         raise NothingToForget(forget.num_tokens)
     if head:
-        P_VN = update.dense()
-        return -float((P_VN[ids_K] * sums_KN).sum()) / num_suppressed
+        return -_sum_over_rows(update, ids_K, sums_KN) / num_suppressed
     reader_KM = unembedding_VM[ids_K.to(unembedding_VM.device)].to(sums_KN) * gain_M.to(sums_KN)
     if update.left_MK is None:
         moved_KM = sums_KN @ update.right_KN.mT
     else:
         moved_KM = (sums_KN @ update.right_KN.mT) @ update.left_MK.mT
     return -float((reader_KM * moved_KM).sum()) / num_suppressed / rms
+
+
+def _sum_over_rows(update: LowRank, ids_K: Tensor, sums_KN: Tensor) -> float:
+    """sum_v P[v] . sums_v, without forming P."""
+    if update.rows_K is None:
+        return float((update.dense()[ids_K] * sums_KN).sum())
+    assert update.num_outputs is not None
+    slot_V = torch.full((update.num_outputs,), -1, device=ids_K.device)
+    slot_V[ids_K] = torch.arange(len(ids_K), device=ids_K.device)
+    slots = slot_V[update.rows_K]
+    return float((update.right_KN[slots >= 0] * sums_KN[slots[slots >= 0]]).sum())
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,14 +195,14 @@ def search_strength(
 
     def stop(nats: float) -> str | None:
         point = curve[nats] = search.point(nats)
-        if floor is not None and point.held_out_probability < floor:
+        if floor is not None and not point.held_out_probability >= floor:  # NaN is below it
             return "utility floor"
         return "forget level" if point.forget_probability <= target else None
 
-    low, high = 0.0, FIRST_NATS
+    low, high = 0.0, min(FIRST_NATS, auto.max_nats)
     while (reason := stop(high)) is None and high < auto.max_nats:
         low, high = high, min(2 * high, auto.max_nats)
-    while reason is not None and high - low > auto.tolerance * high:
+    while reason is not None and high - low > auto.tolerance * max(high, UNIT_NATS):
         middle = (low + high) / 2
         if (found := stop(middle)) is None:
             low = middle
@@ -222,21 +235,27 @@ def band_drop(
     model: nn.Module,
     rms: float,
 ) -> dict[str, float]:
-    """Direct drop of each site's update, in nats; the band's is their sum."""
+    """Direct drop of each site's update, in nats; the band's is their sum.
+
+    Where the final norm is a LayerNorm, what P adds counts without its mean, which the norm takes
+    out again.
+    """
     gain_M, unembedding_VM = final_gain_D(model), unembedding_VD(model)
-    head_rows = len(unembedding_VM)
-    return {
-        name: direct_drop(
-            update,
-            forget[name],
-            alpha_V,
-            unembedding_VM,
-            gain_M,
-            rms,
-            head=update.rows_K is not None and update.num_outputs == head_rows,
+    drops = {}
+    for name, update in updates.items():
+        head = update.rows_K is not None and update.num_outputs == len(unembedding_VM)
+        counted = _centred(update) if norm_centres(model) and not head else update
+        drops[name] = direct_drop(
+            counted, forget[name], alpha_V, unembedding_VM, gain_M, rms, head=head
         )
-        for name, update in updates.items()
-    }
+    return drops
+
+
+def _centred(update: LowRank) -> LowRank:
+    """The update without the mean over its outputs."""
+    if update.left_MK is None:
+        return replace(update, right_KN=update.right_KN - update.right_KN.mean(0))
+    return replace(update, left_MK=update.left_MK - update.left_MK.mean(0))
 
 
 def _first_given(*values: float | None) -> float:

@@ -15,7 +15,7 @@ from grom.errors import NonFiniteKeys
 from grom.examples import Batch
 from grom.forward import best_other_T, recorded_inputs, run
 from grom.moments import BLOCK_TOKENS, KeyMoments
-from grom.sites import Site, final_norm, unembedding_VD
+from grom.sites import Site, final_norm, norm_centres, unembedding_VD
 
 JOINT = "joint"
 """Name of the moments of all sites side by side."""
@@ -199,7 +199,7 @@ def batch_keys(
     final_TD = hidden_BLD[at]
     keys |= {site.name: final_TD for site in sites if site.kind == "head"}
     residual_TD = inputs[final_norm(model)][at].float()
-    return keys, _spread_T(model, residual_TD), final_TD
+    return keys, spread_T(model, residual_TD), final_TD
 
 
 def _alternatives(
@@ -215,8 +215,8 @@ def _alternatives(
     return best_other_T(plan.reference, hidden_BLD[batch.predicts_BL], batch.gold_T)
 
 
-def _spread_T(model: nn.Module, residual_TD: Tensor) -> Tensor:
+def spread_T(model: nn.Module, residual_TD: Tensor) -> Tensor:
     """What the final norm divides by: root mean square, in LayerNorm of the centred residual."""
-    if isinstance(final_norm(model), nn.LayerNorm):
+    if norm_centres(model):
         residual_TD = residual_TD - residual_TD.mean(1, keepdim=True)
     return residual_TD.square().mean(1).sqrt()

@@ -73,7 +73,7 @@ class SelectConfig(Config):
 
     site: Literal["mlp", "head"] = "mlp"
     """mlp: the output matrix of each MLP in a band of layers.  head: the LM head."""
-    layers: tuple[int, ...] | None = None
+    layers: tuple[int, ...] | None = Field(default=None, min_length=1)
     """Layers to edit, counted from 0.  Not given: the best contiguous band is searched."""
     width: int | None = Field(default=None, ge=1)
     """Layers in the searched band.  Not given: a fifth of the model's layers."""

@@ -16,6 +16,7 @@
     |  `- NonFiniteKeys             NaN or Inf in the activations
     |- SolveError
     |  |- NothingToForget           no position has alpha > 0
+    |  |- FloorTooHigh              no strength leaves enough of the held-out retain set
     |  |- NotPositiveDefinite       the ridge system has no Cholesky factor
     |  `- ErasedByRounding          the edit vanishes in the checkpoint's dtype
     `- ResourceError
@@ -150,6 +151,17 @@ class NothingToForget(SolveError):
             f"nothing would change: 0 of {num_positions} positions have alpha > 0. Each forget "
             "token is at least as frequent in the retain set. Take the forget rows out of the "
             "retain set, or use a retain set on other subjects."
+        )
+
+
+class FloorTooHigh(SolveError):
+    """Even the weakest edit takes held-out retain below the utility floor."""
+
+    def __init__(self, floor: float, before: float) -> None:
+        super().__init__(
+            f"no strength keeps the held-out retain probability, {before:.3f} before the edit, above "
+            f"the floor of {floor:.3f}. Lower `strength.auto.utility_floor`, or name more retain "
+            "or `background` rows."
         )
 
 

@@ -88,7 +88,7 @@ def forecast(shape: RunShape) -> Forecast:
             },
             "solving": {
                 **model,
-                "moments of a site": float(2 * gram + 2 * sums),
+                "moments of a system": float(3 * gram + 2 * sums),
                 "factor": float(2 * gram),
                 "updates": float(shape.num_systems * weight * FLOAT64),
             },

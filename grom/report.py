@@ -56,9 +56,11 @@ def _mark(axes: Axes, chosen: CurvePoint, found: Calibration) -> None:
         label=f"chosen: {chosen.nats:.1f} nats, stopped by {found.stopped_by}",
     )
     if found.target_probability is not None:
-        axes.axvline(found.target_probability, color=FORGET, linewidth=0.8, linestyle=":")
+        level = found.target_probability
+        axes.axvline(level, color=FORGET, linewidth=0.8, linestyle=":", label="level to reach")
     if found.floor_probability is not None:
-        axes.axhline(found.floor_probability, color=KEEP, linewidth=0.8, linestyle=":")
+        floor = found.floor_probability
+        axes.axhline(floor, color=KEEP, linewidth=0.8, linestyle=":", label="utility floor")
 
 
 def _blank() -> tuple[Figure, Axes]:

@@ -11,10 +11,19 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from grom.collect import spread_T
 from grom.errors import ConfigError
 from grom.examples import Batch
 from grom.forward import recorded_inputs, recorded_outputs, run
-from grom.sites import Site, final_gain_D, final_norm, find_sites, mlp_modules, unembedding_VD
+from grom.sites import (
+    Site,
+    final_gain_D,
+    final_norm,
+    find_sites,
+    mlp_modules,
+    norm_centres,
+    unembedding_VD,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +52,7 @@ def layer_scores(
 
     The direct effect of layer l at position j is what its MLP output o adds to the gold token's
     logit, read through the final norm: (gain * W_U[g_j]) . o / rms_j (direct logit attribution).
+    Where that norm is a LayerNorm, o and the residual count without their mean.
     """
     forget_effect = mean_effects(model, forget, alpha_V)
     retain_effect = mean_effects(model, retain, torch.ones_like(alpha_V))
@@ -63,9 +73,11 @@ def mean_effects(model: nn.Module, stream: Iterable[Batch], weight_V: Tensor) ->
         with recorded_outputs(mlps) as outputs, recorded_inputs([norm]) as inputs:
             run(model, batch)
         at = batch.predicts_BL
-        rms_T = inputs[norm][at].float().square().mean(1).sqrt()
+        rms_T = spread_T(model, inputs[norm][at].float())
         weight_T = weight_V[batch.gold_T]
         reader_TD = unembedding[batch.gold_T].float() * gain_D
+        if norm_centres(model):
+            reader_TD -= reader_TD.mean(1, keepdim=True)
         reader_TD *= (weight_T / rms_T).unsqueeze(1)
         weights += float(weight_T.sum())
         for layer, mlp in enumerate(mlps):

@@ -155,6 +155,11 @@ def final_norm(model: nn.Module) -> nn.Module:
     return model.get_submodule(family_of(model).norm)
 
 
+def norm_centres(model: nn.Module) -> bool:
+    """Whether the final norm takes the mean out first: LayerNorm does, RMSNorm does not."""
+    return isinstance(final_norm(model), nn.LayerNorm)
+
+
 def trunk(model: nn.Module) -> nn.Module:
     """The model without its head: ids in, final normed hidden states out."""
     return model.get_submodule(family_of(model).layers.split(".")[0])

@@ -30,13 +30,14 @@ def collect_retain(
     model: ModelRef,
     retain: DataRef,
     sites: SitesRef,
-    total: int,
+    counted: CountRef,
     config: CollectConfig,
     place: Place,
 ) -> CollectRef:
     """Moments of the retain examples that are not held out, or of the background.  Returns their
     reference."""
     facts = common_facts(model, sites, config) | {"data": retain.facts, "part": "seen"}
+    total = counted.num_background if retain.role == "background" else counted.num_seen
 
     def write(folder: Path) -> None:
         opened = open_model(Path(model.folder), text_window=config.text_window)

@@ -12,16 +12,22 @@ from grom.config import DataConfig, HoldOutConfig, ModelConfig
 from grom.errors import EmptySet, MalformedRow
 from tasks import models
 from tasks.place import DataRef, ModelRef, Place
+from tasks.registry import registered_folder
 from tasks.rows import HUB, digest, read_examples, source_files
+from tasks.tracking import Tracking
 
 logger = logging.getLogger(__name__)
 SHOWN_BAD_ROWS = 5
+REGISTERED = "models:/"
 
 
 @task
-def load_model(config: ModelConfig, place: Place) -> ModelRef:
+def load_model(config: ModelConfig, place: Place, tracking: Tracking | None = None) -> ModelRef:
     """Find a model and make a plain checkpoint of it unless it is one.  Returns its reference."""
-    folder = models.locate(config)
+    if config.source.startswith(REGISTERED):
+        folder = registered_folder(tracking or Tracking(), Path(place.work), config.source)
+    else:
+        folder = models.locate(config)
     models.refuse_quantised(folder)
     fingerprint = models.fingerprint(config, folder)
     if config.gguf_file and config.adapter:

@@ -121,9 +121,8 @@ def is_plain(config: ModelConfig, folder: Path) -> bool:
 def refuse_quantised(folder: Path) -> None:
     """Raise QuantisedBase if the checkpoint's config says that its weights are quantised."""
     path = folder / "config.json"
-    if path.exists() and "quantization_config" in (config := json.loads(path.read_text())):
-        method = config["quantization_config"].get("quant_method", "unknown method")
-        raise QuantisedBase(str(folder), method)
+    if path.exists() and (found := json.loads(path.read_text()).get("quantization_config")):
+        raise QuantisedBase(str(folder), found.get("quant_method", "unknown method"))
 
 
 def materialise(config: ModelConfig, folder: Path, out: Path) -> None:
@@ -207,9 +206,10 @@ def open_rendering(
     """The rendering of a checkpoint and its vocabulary size, without loading the weights."""
     from transformers import AutoConfig, AutoTokenizer
 
-    config = AutoConfig.from_pretrained(folder)
+    config = AutoConfig.from_pretrained(folder).get_text_config()
     tokenizer = AutoTokenizer.from_pretrained(folder)
-    limit = min(int(config.max_position_embeddings), max_tokens)
+    # Some families name no limit; `open_model` will say that they are unknown.
+    limit = min(int(getattr(config, "max_position_embeddings", max_tokens)), max_tokens)
     return Rendering(tokenizer, limit, text_window), int(config.vocab_size)
 
 

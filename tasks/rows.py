@@ -12,14 +12,15 @@ import hashlib
 import io
 import json
 import lzma
+import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, BinaryIO, cast
 
 import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
-import zstandard
 
 from grom.config import DataConfig
 from grom.errors import DataError, MalformedRow, MissingInput
@@ -33,8 +34,10 @@ OPENERS: dict[str, Callable[[BinaryIO], Any]] = {
     ".gz": lambda file: gzip.GzipFile(fileobj=file),
     ".bz2": bz2.BZ2File,
     ".xz": lzma.LZMAFile,
-    ".zst": lambda file: zstandard.ZstdDecompressor().stream_reader(file),
+    # Unlike `zstandard`, Arrow does not take a file that was cut short for a whole one.
+    ".zst": lambda file: pa.CompressedInputStream(pa.PythonFile(file), "zstd"),
 }
+BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowInvalid)
 HUB = "hub:"
 
 
@@ -134,7 +137,7 @@ def _rows(config: DataConfig) -> Iterator[tuple[str, int, Any]]:
 def _json_rows(path: str) -> Iterator[tuple[str, int, Any]]:
     """Rows of a JSON Lines file; a JSON array of objects is taken, too."""
     name = path.rsplit("/", 1)[-1]
-    with fsspec.open(path, "rb") as raw:
+    with fsspec.open(path, "rb") as raw, _broken_named(path):
         opener = OPENERS.get("." + name.rsplit(".", 1)[-1])
         stream = io.BufferedReader(raw if opener is None else opener(raw))
         if stream.peek(1)[:1] == b"[":
@@ -169,6 +172,8 @@ def _parsed(name: str, line_number: int, line: bytes) -> Any:
         return MalformedRow(name, line_number, f"not JSON, column {error.colno}: {error.msg}")
     except KeyError as error:
         return MalformedRow(name, line_number, f"the key {error.args[0]!r} occurs twice")
+    except (ValueError, RecursionError):
+        return MalformedRow(name, line_number, "a number too long, or brackets nested too deep")
 
 
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -182,15 +187,23 @@ def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def _parquet_rows(path: str) -> Iterator[tuple[str, int, Any]]:
     name, number = path.rsplit("/", 1)[-1], 0
-    with fsspec.open(path, "rb") as raw:
-        try:
-            file = pq.ParquetFile(raw)
-        except pa.ArrowInvalid as error:
-            raise DataError(f"{path}: not a Parquet file; write it again ({error})") from error
-        for record_batch in file.iter_batches(batch_size=RECORD_ROWS):
+    with fsspec.open(path, "rb") as raw, _broken_named(path):
+        for record_batch in pq.ParquetFile(raw).iter_batches(batch_size=RECORD_ROWS):
             for row in record_batch.to_pylist():
                 number += 1
                 yield name, number, row
+
+
+@contextmanager
+def _broken_named(path: str) -> Iterator[None]:
+    """Name the file that a decompressor or Parquet finds broken; an errno means the disk or the
+    network instead."""
+    try:
+        yield
+    except BROKEN as error:
+        if getattr(error, "errno", None) is not None:
+            raise
+        raise DataError(f"{path}: the file is broken or cut short. Write it again.") from error
 
 
 def _hub_rows(address: str) -> Iterator[tuple[str, int, Any]]:
@@ -234,6 +247,10 @@ def _string(value: object, column: str, place: str, line: int) -> str:
         raise MalformedRow(place, line, f"`{column}` is {type(value).__name__}, not a string")
     if not value.strip():
         raise MalformedRow(place, line, f"`{column}` is empty")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise MalformedRow(place, line, f"`{column}` holds half a surrogate pair") from None
     return value
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Iterator, MutableMapping
-from functools import partial
+from itertools import chain
 from pathlib import Path
 
 from prefect import task
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from grom.collect import ForgetPlan
 from grom.config import CollectConfig, RidgeConfig, TargetConfig
+from grom.examples import Batch
 from grom.moments import KeyMoments
 from grom.sites import Site
 from grom.sweep import Held, sweep
@@ -73,7 +74,7 @@ class HiddenFiles(MutableMapping[int, Tensor]):
 @task(tags=["gpu"])
 def sweep_sequential(
     model: ModelRef,
-    retain: DataRef,
+    retain: tuple[DataRef, ...],
     forget: DataRef,
     forget_moments: CollectRef,
     calibrated: CalibrationRef,
@@ -93,7 +94,7 @@ def sweep_sequential(
     facts = common_facts(model, sites, collect) | {
         "keys": "sequential",
         "beta": calibrated.beta,
-        "retain": retain.facts,
+        "retain": [data.facts for data in retain],
         "forget": forget.facts,
         "count": counted.artifact.key,
         "ridge": ridge.model_dump(mode="json"),
@@ -116,8 +117,10 @@ def sweep_sequential(
 
         started = time.perf_counter()
         with scratch_folder(Path(place.work) / "scratch", "sweep") as scratch:
-            retained = _held(opened, retain, "seen", collect, scratch, None, counted.num_seen)
-            forgotten = _held(opened, forget, "all", collect, scratch, plan, counted.num_forget)
+            total = counted.num_seen + counted.num_background
+            retained = _held(opened, retain, "seen", collect, scratch / "retain", None, total)
+            total = counted.num_forget
+            forgotten = _held(opened, (forget,), "all", collect, scratch / "forget", plan, total)
             sweep(opened.model, chosen_sites(opened.model, sites), retained, forgotten, solve)
         seconds = time.perf_counter() - started
         save_solved(folder, unit, reports, target, seconds, facts)
@@ -132,17 +135,20 @@ def sweep_sequential(
 
 def _held(
     opened: OpenModel,
-    data: DataRef,
+    sets: tuple[DataRef, ...],
     part: Part,
     collect: CollectConfig,
     scratch: Path,
     plan: ForgetPlan | None,
     total: int,
 ) -> Held:
-    stream = partial(batch_stream, opened.rendering, data, collect, part=part)
+    def stream() -> Iterator[Batch]:
+        streams = (batch_stream(opened.rendering, data, collect, part=part) for data in sets)
+        yield from tracked(chain.from_iterable(streams), f"collect {scratch.name}", total)
+
     return Held(
-        lambda: tracked(stream(), f"collect {data.role}", total),
-        HiddenFiles(scratch / data.role / "hidden"),
+        stream,
+        HiddenFiles(scratch / "hidden"),
         plan,
-        HiddenFiles(scratch / data.role / "alternatives"),
+        HiddenFiles(scratch / "alternatives"),
     )

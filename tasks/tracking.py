@@ -40,7 +40,8 @@ class Tracking(Config):
     """Where runs and models are recorded."""
 
     uri: str | None = None
-    """Tracking server or database; None: `mlflow.db` and `mlartifacts` in the work folder."""
+    """Tracking server or database.  Not given: `MLFLOW_TRACKING_URI`, or `mlflow.db` and
+    `mlartifacts` in the work folder."""
     experiment: str = "unlearning"
     """Name of the experiment; made if it is not there."""
     model_name: str | None = None
@@ -174,7 +175,11 @@ def log_dataset(
 
 def address_of(tracking: Tracking, work: Path) -> str:
     """Address of the tracking server or database, and of the model registry with it."""
-    return tracking.uri or f"sqlite:///{work.resolve() / 'mlflow.db'}"
+    return (
+        tracking.uri
+        or os.environ.get("MLFLOW_TRACKING_URI")
+        or f"sqlite:///{work.resolve() / 'mlflow.db'}"
+    )
 
 
 def client_of(tracking: Tracking, work: Path) -> MlflowClient:

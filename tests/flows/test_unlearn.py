@@ -22,18 +22,19 @@ BAND = (24, 25, 26, 27, 28, 29)
 
 
 def smaller(work: Path, **changes: Any) -> UnlearnConfig:
-    """The TOFU preset on two forget and eight retain authors."""
+    """The TOFU preset on one forget and four retain authors, without background."""
     preset = tofu_smollm2()
     return preset.model_copy(
         update={
             "name": "small-tofu",
             "work": str(work),
-            "forget": preset.forget.model_copy(update={"limit": 40}),
-            "retain": preset.retain.model_copy(update={"limit": 160}),
+            "forget": preset.forget.model_copy(update={"limit": 20}),
+            "retain": preset.retain.model_copy(update={"limit": 80}),
             "also": {},
+            "background": None,
             "select": SelectConfig(layers=BAND),
             "strength": StrengthConfig(nats=12),
-            "evaluate": preset.evaluate.model_copy(update={"max_examples": 40}),
+            "evaluate": preset.evaluate.model_copy(update={"max_examples": 20}),
             **changes,
         }
     )

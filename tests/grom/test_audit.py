@@ -11,7 +11,8 @@ from torch.testing import assert_close
 
 from grom.audit import leave_one_out
 from grom.config import RidgeConfig
-from grom.solve import solve_edit
+from grom.solve import factorise, solve_edit, solve_factored
+from grom.target import LowRank
 from tests.reference import (
     Tolerance,
     cross_of,
@@ -93,6 +94,35 @@ def test_the_order_of_the_tokens_of_a_request_does_not_matter(
     one_MN = leave_one_out(P_MN, keys_TN, shifts_TM, factor_NN, 12, ridge)
     other_MN = leave_one_out(P_MN, keys_TN[order], shifts_TM[order], factor_NN, 12, ridge)
     assert_close(one_MN, other_MN, **EXACT)
+
+
+def joint_A_NN(retain_RN: Tensor, forget_SN: Tensor, ridge: RidgeConfig) -> Tensor:
+    """A of two sites side by side, with 2 and 3 inputs: each has the mu of its own block."""
+    A_NN, mu = ridge_system(retain_RN, forget_SN, ridge)
+    A_NN -= mu * torch.eye(5, dtype=torch.float64)
+    bounds = ((0, 2), (2, 5))
+    means = [float(A_NN.diagonal()[start:stop].mean()) for start, stop in bounds]
+    mus = 2 * [ridge.ridge(means[0])] + 3 * [ridge.ridge(means[1])]
+    return A_NN + torch.tensor(mus, dtype=torch.float64).diag()
+
+
+@given(seed=seeds, ridge=ridges)
+def test_in_a_joint_system_a_request_taken_out_equals_solving_again_without_it(
+    seed: int, ridge: RidgeConfig
+) -> None:
+    retain_RN, forget_SN = random_keys(seed, 20).keys_TN, random_keys(seed + 1, 12).keys_TN
+    forget_SN[:, 2:] *= 9  # the second site's keys are larger
+    shifts_SM, scale = random_matrix(seed, 12, 4), ridge.w_forget / 12
+    moments = moments_of(retain_RN), moments_of(forget_SN)
+    factor = factorise(*moments, ridge, site="W", widths=(2, 3))
+    P_MN = solve_factored(LowRank(cross_of(shifts_SM, forget_SN)), factor, ridge).dense()
+    without_MN = leave_one_out(
+        P_MN, forget_SN[:3], shifts_SM[:3], factor.lower_NN, factor.num_forget, ridge
+    )
+    smaller_NN = joint_A_NN(retain_RN, forget_SN, ridge) - scale * forget_SN[:3].mT @ forget_SN[:3]
+    expected_MN = scale * cross_of(shifts_SM[3:], forget_SN[3:]) @ torch.linalg.inv(smaller_NN)
+    # Keys of sizes 1 and 9 make the condition 100 times that of the other tests.
+    assert_close(without_MN, expected_MN, rtol=0, atol=1e-10)
 
 
 def test_an_empty_request_has_no_influence() -> None:

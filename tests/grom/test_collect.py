@@ -8,17 +8,12 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from grom.apply import Edit, edited
-from grom.collect import Collector, ForgetPlan, batch_keys, collect_moments
-from grom.config import RidgeConfig
+from grom.collect import JOINT, Collector, ForgetPlan, batch_keys, collect_moments
 from grom.errors import NonFiniteKeys
 from grom.examples import Rendered
 from grom.forward import recorded_inputs
 from grom.moments import KeyMoments
-from grom.sites import Site, decoder_layers, final_norm, find_sites, mlp_modules, unembedding_VD
-from grom.solve import solve_edit
-from grom.sweep import Held, sweep
-from grom.target import LowRank, suppression_cross
+from grom.sites import decoder_layers, final_norm, find_sites, mlp_modules
 from tests.reference import (
     MODELS,
     VOCAB,
@@ -27,7 +22,6 @@ from tests.reference import (
     cross_of,
     in_batches,
     random_rendered,
-    reference_sequential_edit,
     tiny_model,
 )
 
@@ -213,33 +207,43 @@ def test_keys_of_the_head_are_the_final_hidden_states() -> None:
     assert_close(keys[head.name].double(), all_keys(model, head, [batch])[0], **FLOAT32)
 
 
-@every_model
-def test_the_sequential_sweep_gives_the_edit_of_the_published_algorithm(
-    family: str, tied: bool
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("gpt2", True), ("gemma2", True)])
+@pytest.mark.parametrize("replace", [False, True])
+def test_joint_moments_are_those_of_the_keys_side_by_side(
+    family: str, tied: bool, replace: bool
 ) -> None:
-    model, ridge, beta = tiny_model(family, tied=tied, dtype=torch.float64), RidgeConfig(), 2.0
-    sites, unembedding_VM = find_sites(model)[:3], unembedding_VD(model).clone()
-    forget, retain = in_batches(RENDERED), in_batches(random_rendered(12, 12))
-
-    def solve(site: Site, kept: KeyMoments, moved: KeyMoments) -> LowRank:
-        cross_MN = beta * suppression_cross(moved, ALPHA_V, unembedding_VM)
-        return LowRank(solve_edit(kept, moved, cross_MN, ridge, site=site.name))
-
-    held = [Held(lambda s=s: s, {}, p, {}) for s, p in ((retain, None), (forget, plan()))]  # type: ignore[misc]
-    updates, *_ = sweep(model, sites, held[0], held[1], solve)
-    expected = reference_sequential_edit(
-        model, forget, retain, sites, ALPHA_V, unembedding_VM, ridge, beta
-    )
-    for site in sites:
-        # float64, but norms and rotations inside the models are float32.
-        assert_close(updates[site].dense(), expected[site], rtol=1e-4, atol=1e-5)
+    model, stream = tiny_model(family, tied=tied), in_batches(RENDERED)
+    sites = [find_sites(model)[layer] for layer in (2, 0, 1)]
+    collected = collect_moments(model, sites, stream, plan(replace=replace), joint=True)
+    (name, moments), *others = collected.moments.items()
+    assert (name, others) == (JOINT, [])
+    keys_TN = torch.cat([all_keys(model, site, stream)[0] for site in sites], dim=1)
+    gold_T = all_keys(model, sites[0], stream)[1]
+    expected = KeyMoments.zeros(72, VOCAB).update_(keys_TN, gold_T)
+    assert_close(moments.gram_NN, cross_of(keys_TN, keys_TN), **FLOAT32)
+    assert_close(moments.sums_dense(), expected.sums_dense(), **FLOAT32)
+    assert torch.equal(moments.counts_V, expected.counts_V)
+    assert bool(moments.alt_sums) == replace
 
 
-def test_a_frozen_collection_differs_from_a_sequential_one() -> None:
+@pytest.mark.parametrize("forget", [True, False])
+def test_each_block_of_joint_moments_is_what_its_site_alone_gives(forget: bool) -> None:
     model, stream = tiny_model("llama"), in_batches(RENDERED)
-    first, second = find_sites(model)[:2]
-    frozen = collect_moments(model, [first, second], stream).moments
-    with edited(model, Edit({first: LowRank(torch.ones(16, 24).double())})):
-        sequential = collect_moments(model, [first, second], stream).moments
-    assert torch.equal(frozen[first.name].gram_NN, sequential[first.name].gram_NN)
-    assert not torch.allclose(frozen[second.name].gram_NN, sequential[second.name].gram_NN)
+    sites, chosen = find_sites(model)[:3], plan(replace=True) if forget else None
+    joint = collect_moments(model, sites, stream, chosen, joint=True).moments[JOINT]
+    alone = collect_moments(model, sites, stream, chosen).moments
+    for number, site in enumerate(sites):
+        block, moments = joint.block(24 * number, 24 * number + 24), alone[site.name]
+        # The same products; only the strips in which they are multiplied differ.
+        assert_close(block.gram_NN, moments.gram_NN, **FLOAT32)
+        assert torch.equal(block.sums_dense(), moments.sums_dense())
+        assert torch.equal(block.alt_sums_dense(), moments.alt_sums_dense())
+        assert torch.equal(block.counts_V, moments.counts_V)
+        assert (block.num_tokens, block.keeps_sums) == (moments.num_tokens, forget)
+
+
+def test_nan_in_joint_keys_is_reported_with_its_own_site() -> None:
+    model, stream = tiny_model("llama"), in_batches(RENDERED)
+    model.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] = float("nan")
+    with pytest.raises(NonFiniteKeys, match=r"^model\.layers\.1\.mlp\.down_proj: NaN or Inf"):
+        collect_moments(model, find_sites(model)[:3], stream, joint=True)
