@@ -159,8 +159,8 @@ class FloorTooHigh(SolveError):
 
     def __init__(self, floor: float, before: float) -> None:
         super().__init__(
-            f"no strength keeps the held-out retain probability, {before:.3f} before the edit, above "
-            f"the floor of {floor:.3f}. Lower `strength.auto.utility_floor`, or name more retain "
+            f"no strength keeps the held-out retain probability, {before:.3f} before the edit, "
+            f"above the floor of {floor:.3f}. Lower `strength.auto.utility_floor`, or name more retain "
             "or `background` rows."
         )
 

@@ -24,15 +24,16 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "MissingTensor": (WHERE, "lm_head.weight"),
     "NonFiniteKeys": (WHERE, "the forget set"),
     "NothingToForget": (40,),
+    "FloorTooHigh": (0.9, 0.99),
     "NotPositiveDefinite": (WHERE, 3, 24, 0.5),
     "ErasedByRounding": (WHERE, "bfloat16"),
     "NotEnoughMemory": (12.0, 8.0, "moments while collecting"),
     "NotEnoughDisk": (WHERE, 3.0, 1.0),
 }
 """What each error is raised with; the others take a finished sentence."""
-OF_THE_WHOLE_RUN = {"NothingToForget", "NotEnoughMemory"}
+OF_THE_WHOLE_RUN = {"NothingToForget", "FloorTooHigh", "NotEnoughMemory"}
 """Errors that no single place is to blame for."""
-CURES = ("Add", "Check", "Edit", "Free", "Give", "Name", "Raise", "Shorten", "Take", "Use")
+CURES = ("Add", "Check", "Edit", "Free", "Give", "Lower", "Name", "Raise", "Shorten", "Take", "Use")
 IMPERATIVE = re.compile(rf"(?:^|[.;] )(?:{'|'.join(CURES)}|correct|load) ")
 CLASSES = {
     name: cls
