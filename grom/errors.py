@@ -159,9 +159,9 @@ class FloorTooHigh(SolveError):
 
     def __init__(self, floor: float, before: float) -> None:
         super().__init__(
-            f"no strength keeps the held-out retain probability, {before:.3f} before the edit, "
-            f"above the floor of {floor:.3f}. Lower `strength.auto.utility_floor`, or name more retain "
-            "or `background` rows."
+            f"no strength keeps held-out retain ({before:.3f} before the edit) above the floor of "
+            f"{floor:.3f}. Lower `strength.auto.utility_floor`, or name more retain or "
+            "`background` rows."
         )
 
 
