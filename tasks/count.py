@@ -58,35 +58,20 @@ def count(
         "vocab_size": vocab_size,
     }
 
+    special = () if suppress_special else rendering.special_ids()
+
     def write(folder: Path) -> None:
-        sets: dict[str, Counts] = {
-            "forget": count_tokens(rendering, forget, "all", vocab_size),
-            "seen": count_tokens(rendering, retain, "seen", vocab_size),
-            "held_out": count_tokens(rendering, retain, "held out", vocab_size),
-        }
-        if sets["seen"].num_examples == 0:
-            raise EmptySet("seen retain", retain.config.uri)
-        kept_V, num_background = sets["seen"].counts_V, 0
+        forgotten = count_tokens(rendering, forget, "all", vocab_size)
+        seen = count_tokens(rendering, retain, "seen", vocab_size)
+        others = Counts(torch.zeros(vocab_size, dtype=torch.int64))
         if background is not None:
-            found = count_tokens(rendering, background, "all", vocab_size)
-            kept_V, num_background = kept_V + found.counts_V, found.num_examples
-        special = () if suppress_special else rendering.special_ids()
-        alpha_V = specificity(sets["forget"].counts_V, kept_V, special)
-        forget_counts_V = sets["forget"].counts_V
-        num_tokens, suppressed = int(forget_counts_V.sum()), int(forget_counts_V[alpha_V > 0].sum())
-        if suppressed == 0:
-            raise NothingToForget(num_tokens)
+            others = count_tokens(rendering, background, "all", vocab_size)
+        if seen.num_examples == 0:
+            raise EmptySet("seen retain", retain.config.uri)
+        alpha_V = specificity(forgotten.counts_V, seen.counts_V + others.counts_V, special)
         np.save(folder / "alpha.npy", alpha_V.numpy(), allow_pickle=False)
-        summary = {
-            "num_forget": sets["forget"].num_examples,
-            "num_seen": sets["seen"].num_examples,
-            "num_background": num_background,
-            "num_held_out": sets["held_out"].num_examples,
-            "num_forget_tokens": num_tokens,
-            "num_seen_tokens": int(sets["seen"].counts_V.sum()),
-            "num_suppressed": suppressed,
-            "num_forget_types": int((forget_counts_V > 0).sum()),
-        }
+        held_out = count_tokens(rendering, retain, "held out", vocab_size)
+        summary = summarise(alpha_V, forgotten, seen, others, held_out)
         (folder / "counts.json").write_text(json.dumps(summary))
 
     artifact, _ = place.cached("count", facts, write)
@@ -97,6 +82,30 @@ def count(
         summary,
     )
     return CountRef(artifact=artifact, **summary)
+
+
+def summarise(
+    alpha_V: Tensor, forgotten: Counts, seen: Counts, others: Counts, held_out: Counts
+) -> dict[str, int]:
+    """The numbers of a `CountRef`.
+
+    Raises:
+        NothingToForget: no position has alpha > 0.
+    """
+    counts_V = forgotten.counts_V
+    num_tokens, num_suppressed = int(counts_V.sum()), int(counts_V[alpha_V > 0].sum())
+    if num_suppressed == 0:
+        raise NothingToForget(num_tokens)
+    return {
+        "num_forget": forgotten.num_examples,
+        "num_seen": seen.num_examples,
+        "num_background": others.num_examples,
+        "num_held_out": held_out.num_examples,
+        "num_forget_tokens": num_tokens,
+        "num_seen_tokens": int(seen.counts_V.sum()),
+        "num_suppressed": num_suppressed,
+        "num_forget_types": int((counts_V > 0).sum()),
+    }
 
 
 def count_tokens(rendering: Rendering, data: DataRef, part: Part, vocab_size: int) -> Counts:
