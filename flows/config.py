@@ -71,6 +71,25 @@ class UnlearnConfig(Config):
         return name
 
 
+class RepeatedKey(yaml.constructor.ConstructorError):
+    """Two equal keys in one mapping."""
+
+
+class StrictLoader(yaml.SafeLoader):
+    """YAML's safe subset, without its habit of letting the last of two equal keys win: a second
+    `forget:` would silently take the place of the first."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        """A mapping whose keys differ."""
+        seen = set()
+        for key, _ in node.value:
+            if key.value in seen:
+                what = f"the key {key.value!r} occurs twice"
+                raise RepeatedKey(None, None, what, key.start_mark)
+            seen.add(key.value)
+        return super().construct_mapping(node, deep)
+
+
 def read_config(path: Path) -> UnlearnConfig:
     """Read a YAML configuration.
 
@@ -80,11 +99,14 @@ def read_config(path: Path) -> UnlearnConfig:
     if not path.is_file():
         raise ConfigError(f"{path}: no such file, and no preset of that name; see `grom presets`")
     try:
-        values: Any = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values: Any = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
         mark = getattr(error, "problem_mark", None)
         line = f", line {mark.line + 1}" if mark else ""
-        raise ConfigError(f"{path}{line}: not valid YAML; check indentation and quotes") from error
+        what = "not valid YAML; check indentation and quotes"
+        if isinstance(error, RepeatedKey):
+            what = f"{error.problem}; keep one of them"
+        raise ConfigError(f"{path}{line}: {what}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected settings by name, like `model:` and `forget:`")
     try:

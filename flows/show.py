@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 PLAIN: Mapping[str, str] = MappingProxyType({})
 SETS = ("forget", "retain, seen", "retain, held out")
+MEASURES = (("probability", 3), ("token_accuracy", 2), ("extraction_strength", 2))
 DEMO_NAMES = {
     "forget": "forgotten customers",
     "retain, seen": "remaining customers",
@@ -27,7 +28,7 @@ DEMO_NAMES = {
 def show_outcome(outcome: Outcome, console: Console, names: Mapping[str, str] = PLAIN) -> None:
     """The table before, after and after quantisation; the gate; where everything is."""
     labels = [score.label for score in outcome.scores]
-    table = Table(title="mean answer probability (extraction strength)")
+    table = Table(title="mean answer probability, token accuracy, extraction strength")
     table.add_column("set")
     table.add_column("examples", justify="right")
     for label in labels:
@@ -37,7 +38,7 @@ def show_outcome(outcome: Outcome, console: Console, names: Mapping[str, str] = 
         cells = []
         for score in outcome.scores:
             values = score.sets[name]
-            cells.append(f"{values['probability']:.3f} ({values['extraction_strength']:.2f})")
+            cells.append(" ".join(f"{values[measure]:.{digits}f}" for measure, digits in MEASURES))
         table.add_row(names.get(name, name), f"{measured[name]['num_examples']:.0f}", *cells)
     console.print(table)
     for condition in outcome.registered.conditions:

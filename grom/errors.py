@@ -12,6 +12,7 @@
     |  |- UnknownFamily             no rule says where its MLP output matrix is
     |  |- MixtureOfExperts          several MLPs per layer
     |  |- QuantisedBase             weights are not plain numbers
+    |  |- BrokenCheckpoint          the checkpoint's files cannot be opened
     |  |- MissingTensor             the checkpoint lacks the weight to edit
     |  `- NonFiniteKeys             NaN or Inf in the activations
     |- SolveError
@@ -116,6 +117,16 @@ class QuantisedBase(ModelError):
         super().__init__(
             f"{where}: the weights are quantised ({found}), so an update cannot be added to them. "
             "Edit the unquantised checkpoint, then quantise the result."
+        )
+
+
+class BrokenCheckpoint(ModelError):
+    """The checkpoint's files cannot be opened."""
+
+    def __init__(self, where: str, what: str) -> None:
+        super().__init__(
+            f"{where}: the model does not open ({what}). Check that config, tokenizer and weights "
+            "are all there and whole, or save them again with `save_pretrained`."
         )
 
 

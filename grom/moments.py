@@ -200,6 +200,24 @@ class KeyMoments:
             keeps_sums=self.keeps_sums,
         )
 
+    def to(self, device: torch.device | str) -> KeyMoments:
+        """The same moments on a device; themselves if they are there."""
+        if self.gram_NN.device == torch.device(device):
+            return self
+        moved = []
+        for sums in (compact(self.sums), compact(self.alt_sums)):
+            there = TokenSums(len(self.gram_NN), len(self.counts_V), device)
+            there.add_(sums.ids_K.to(device), sums.rows_KN.to(device))
+            moved.append(there)
+        return KeyMoments(
+            gram_NN=self.gram_NN.to(device),
+            sums=moved[0],
+            counts_V=self.counts_V.to(device),
+            num_tokens=self.num_tokens,
+            alt_sums=moved[1],
+            keeps_sums=self.keeps_sums,
+        )
+
     def sums_dense(self) -> Tensor:
         """`sums` as a (V, N) float64 matrix; large, for tests."""
         return compact(self.sums).dense_VN()

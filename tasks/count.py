@@ -13,7 +13,7 @@ from prefect import task
 from torch import Tensor
 
 from grom.config import CollectConfig
-from grom.errors import EmptySet, NothingToForget
+from grom.errors import ConfigError, EmptySet, NothingToForget
 from grom.examples import Rendering, warn_without_template
 from grom.target import specificity
 from tasks.models import open_rendering
@@ -113,6 +113,11 @@ def count_tokens(rendering: Rendering, data: DataRef, part: Part, vocab_size: in
     counts = Counts(torch.zeros(vocab_size, dtype=torch.int64))
     for rendered in rendering.render_all(data.examples(part)):
         gold_T = torch.tensor(rendered.ids[rendered.start :])
+        if max(rendered.ids) >= vocab_size:
+            raise ConfigError(
+                f"{data.config.uri}: the tokenizer gives token {max(rendered.ids)}, and the model "
+                f"has {vocab_size}. Use the tokenizer that belongs to the model."
+            )
         counts.counts_V.index_add_(0, gold_T, torch.ones_like(gold_T))
         counts.num_examples += 1
     return counts

@@ -17,10 +17,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import nn
 
 from grom.config import ModelConfig
-from grom.errors import ConfigError, MissingInput, QuantisedBase
+from grom.errors import BrokenCheckpoint, ConfigError, MissingInput, QuantisedBase
 from grom.examples import Rendering
 from grom.sites import context_length, find_sites
 
@@ -163,6 +164,15 @@ def _from_gguf(folder: Path, name: str, dtype: torch.dtype) -> Any:
     return plain.eval()
 
 
+@contextmanager
+def _damage_named(folder: Path) -> Iterator[None]:
+    """Turn what transformers says of a damaged folder into one error with the folder's name."""
+    try:
+        yield
+    except (OSError, ValueError, KeyError, SafetensorError) as error:
+        raise BrokenCheckpoint(str(folder), f"{type(error).__name__}: {error}") from error
+
+
 def open_model(
     folder: Path, *, text_window: int, quantisation: str | None = None, max_tokens: int = 4096
 ) -> OpenModel:
@@ -186,7 +196,9 @@ def open_model(
     options: dict[str, Any] = {"dtype": "auto", "device_map": device}
     if quantisation is not None:
         options["quantization_config"] = _four_bit(quantisation)
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
+    with _damage_named(folder):
+        model: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     model.eval()
     quantised = _quantised_modules(model)
     if quantisation is not None and not quantised:
@@ -195,7 +207,6 @@ def open_model(
         find_sites(model)
     elif device == "cpu":
         _refuse_odd_widths(model, folder)
-    tokenizer = AutoTokenizer.from_pretrained(folder)
     limit = min(context_length(model), max_tokens)
     return OpenModel(model, Rendering(tokenizer, limit, text_window), quantised)
 
@@ -206,8 +217,9 @@ def open_rendering(
     """The rendering of a checkpoint and its vocabulary size, without loading the weights."""
     from transformers import AutoConfig, AutoTokenizer
 
-    config = AutoConfig.from_pretrained(folder).get_text_config()
-    tokenizer = AutoTokenizer.from_pretrained(folder)
+    with _damage_named(folder):
+        config = AutoConfig.from_pretrained(folder).get_text_config()
+        tokenizer = AutoTokenizer.from_pretrained(folder)
     # Some families name no limit; `open_model` will say that they are unknown.
     limit = min(int(getattr(config, "max_position_embeddings", max_tokens)), max_tokens)
     return Rendering(tokenizer, limit, text_window), int(config.vocab_size)

@@ -92,7 +92,8 @@ def solve(
         seconds = 0.0
         for name, members in systems.items():
             kept = reduce(operator.add, (read_moments(ref, name, place) for ref in retain))
-            moved = read_moments(forget, name, place)
+            device = unembedding_VD(opened.model).device
+            kept, moved = kept.to(device), read_moments(forget, name, place).to(device)
             started = time.perf_counter()
             solved, found = solver.system(members, kept, moved)
             seconds += time.perf_counter() - started
@@ -144,7 +145,7 @@ class Solver:
         self, sites: Sequence[Site], retain: KeyMoments, forget: KeyMoments
     ) -> tuple[dict[Site, LowRank], list[SiteReport]]:
         """Unit updates of sites whose keys stand side by side, with their reports."""
-        unembedding_VM = unembedding_VD(self.model).to(forget.gram_NN.device)
+        unembedding_VM = unembedding_VD(self.model)
         weights = [site.weight_MN(self.model) for site in sites]
         widths = [weight_MN.shape[1] for weight_MN in weights]
         name = sites[0].name if len(sites) == 1 else f"{sites[0].name} ... {sites[-1].name}"

@@ -154,3 +154,10 @@ def test_a_configuration_cannot_be_changed_by_accident() -> None:
 
 def test_wrong_settings_are_not_repeated_where_they_might_hold_text(tmp_path: Path) -> None:
     assert "zebrafish" not in refused(tmp_path, f"{MINIMAL}ridge: {{rho: zebrafish}}\n")
+
+
+def test_a_setting_that_is_given_twice_is_refused_with_its_line(tmp_path: Path) -> None:
+    path = tmp_path / "twice.yaml"
+    path.write_text("forget: {uri: a.jsonl}\nretain: {uri: b.jsonl}\nforget: {uri: c.jsonl}\n")
+    with pytest.raises(ConfigError, match=r"twice\.yaml, line 3: the key 'forget' occurs twice"):
+        read_config(path)

@@ -21,6 +21,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "UnknownFamily": (WHERE, ["gpt2", "llama"]),
     "MixtureOfExperts": ("mixtral", WHERE),
     "QuantisedBase": (WHERE, "dtype uint8"),
+    "BrokenCheckpoint": (WHERE, "OSError: no file named model.safetensors"),
     "MissingTensor": (WHERE, "lm_head.weight"),
     "NonFiniteKeys": (WHERE, "the forget set"),
     "NothingToForget": (40,),

@@ -19,6 +19,7 @@ from grom.config import (
     StrengthConfig,
 )
 from grom.errors import (
+    BrokenCheckpoint,
     ConfigError,
     ErasedByRounding,
     MissingInput,
@@ -27,9 +28,11 @@ from grom.errors import (
     QuantisedBase,
     UnknownFamily,
 )
+from tasks.models import open_model
 from tests.reference import tiny_model
 from tests.stages import Stages, refused, stages, with_model
 from tests.tiny import (
+    checkpoint,
     residue,
     save_model,
 )
@@ -131,3 +134,11 @@ def test_a_reference_with_another_vocabulary_is_refused(run: Stages) -> None:
         f"{folder}: vocabulary of 40 tokens, the model has 64. Take a reference of the same series."
     )
     assert residue(run.work) == []
+
+
+def test_a_truncated_checkpoint_is_refused_by_folder(tmp_path: Path) -> None:
+    folder = checkpoint(tmp_path)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-100])
+    with pytest.raises(BrokenCheckpoint, match=f"{folder}: the model does not open"):
+        open_model(folder, text_window=64)
