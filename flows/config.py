@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, field_validator, model_validator
 
 from grom.config import (
     CollectConfig,
@@ -63,6 +63,24 @@ class UnlearnConfig(Config):
     store: str | None = None
     """Root of the artifacts: folder or fsspec address.  Not given: `<work>/store`."""
 
+    @field_validator("also")
+    @classmethod
+    def _distinct_names(cls, also: dict[str, DataConfig]) -> dict[str, DataConfig]:
+        for name in also:
+            if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9 -]*", name):
+                raise ValueError(f"{name!r}: letters, digits, blanks and hyphens only")
+            if name in ("forget", "retain"):
+                raise ValueError(f"{name!r} is the name of a set that is measured anyway")
+        return also
+
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        if self.collect.order == "sequential" and self.select.site == "head":
+            raise ValueError("`keys: sequential` goes by layers; with `site: head` use `frozen`")
+        if self.target.kind == "corruption" and self.strength.nats is not None:
+            raise ValueError("`corruption` lowers no logit, so give `strength.beta`, not `nats`")
+        return self
+
     @field_validator("name")
     @classmethod
     def _plain_name(cls, name: str) -> str:
@@ -83,6 +101,8 @@ class StrictLoader(yaml.SafeLoader):
         """A mapping whose keys differ."""
         seen = set()
         for key, _ in node.value:
+            if not isinstance(key, yaml.ScalarNode):
+                continue
             if key.value in seen:
                 what = f"the key {key.value!r} occurs twice"
                 raise RepeatedKey(None, None, what, key.start_mark)

@@ -79,6 +79,7 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
                 model, kept, forget, forget_keys, strength, sites, counted, cfg.ridge,
                 cfg.target, cfg.collect, place, reference,
             )  # fmt: skip
+            strength = of_sweep(strength, edit)
         edited = apply(model, edit, strength, place)
         scores = score_all(cfg, model, edited, sets, place)
         registered = register(
@@ -96,6 +97,15 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
         registered=registered,
         reused_retain=retain_keys[0].reused,
     )
+
+
+def of_sweep(frozen: CalibrationRef, edit: EditRef) -> CalibrationRef:
+    """What a sweep at a calibrated beta came to: its own nats, and where beta is from."""
+    stopped_by = frozen.stopped_by
+    if stopped_by != "given":
+        stopped_by += " (of the frozen edit)"
+    nats = frozen.beta * edit.nats_per_beta
+    return frozen.model_copy(update={"nats": nats, "stopped_by": stopped_by})
 
 
 def measured_sets(cfg: UnlearnConfig, forget: DataRef, retain: DataRef, place: Place) -> Sets:

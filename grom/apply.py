@@ -25,7 +25,15 @@ class Edit:
     """The updates of all edited weights."""
 
     updates: Mapping[Site, LowRank]
-    """Site -> P."""
+    """Site -> P.  A plain tensor (M, N), as `solve_edit` gives it, is taken as well."""
+
+    def __post_init__(self) -> None:
+        """Wrap plain tensors."""
+        wrapped = {
+            site: LowRank(update) if isinstance(update, Tensor) else update
+            for site, update in self.updates.items()
+        }
+        object.__setattr__(self, "updates", wrapped)
 
     def scaled(self, factor: float) -> Edit:
         """factor times every update."""
@@ -49,7 +57,7 @@ class Rounding:
 
 
 @contextmanager
-def edited(model: nn.Module, edit: Edit) -> Iterator[list[Rounding]]:
+def edited(model: nn.Module, edit: Edit | Mapping[Site, LowRank]) -> Iterator[list[Rounding]]:
     """The model with the edit inside the context, and exactly as before after it.
 
     The original tensors are kept, not subtracted: (W + P) - P is not W in floating point.  A tied
@@ -58,6 +66,7 @@ def edited(model: nn.Module, edit: Edit) -> Iterator[list[Rounding]]:
     Raises:
         ErasedByRounding: the edit would not change a single weight of a site.
     """
+    edit = edit if isinstance(edit, Edit) else Edit(edit)
     saved: list[tuple[nn.Parameter, Tensor | None, Tensor]] = []
     head = next((site.module(model) for site in edit.updates if site.kind == "head"), None)
     tied_weight = None if head is None else head.weight

@@ -40,6 +40,7 @@ class Collected:
     moments: dict[str, KeyMoments]
     """Site name -> moments."""
     examples: list[ExampleStatistics] = field(default_factory=list)
+    """Of a forget set; of a retain set, which may be of any size, nothing is kept by example."""
     rms_sum: float = 0.0
     """Sum over tokens of the final residual's root mean square."""
     rms_tokens: int = 0
@@ -145,10 +146,11 @@ class Collector:
         self._num_held += len(batch.gold_T)
         if self._num_held >= BLOCK_TOKENS:
             self._flush()
+        if self.plan is None:
+            return
         suppressed_B = torch.zeros(len(batch.examples), dtype=torch.int64)
-        if self.plan is not None:
-            active_T = (self._weight_T(batch.gold_T) > 0).long().cpu()
-            suppressed_B.index_add_(0, batch.example_T.cpu(), active_T)
+        active_T = (self._weight_T(batch.gold_T) > 0).long().cpu()
+        suppressed_B.index_add_(0, batch.example_T.cpu(), active_T)
         self.collected.examples += [
             ExampleStatistics(example.digest, example.group, example.num_answer_tokens, int(count))
             for example, count in zip(batch.examples, suppressed_B, strict=True)

@@ -6,6 +6,7 @@
     |  |- MissingInput              nothing at that address
     |  |- MalformedRow              a row breaks the schema; names file and line
     |  |- EmptySet                  a forget or retain set without rows
+    |  |- Overlap                   rows that are to be forgotten and kept
     |  |- EmptyAnswer               an answer without tokens
     |  `- ExampleTooLong            longer than the model's context
     |- ModelError                   the model cannot be edited
@@ -17,6 +18,7 @@
     |  `- NonFiniteKeys             NaN or Inf in the activations
     |- SolveError
     |  |- NothingToForget           no position has alpha > 0
+    |  |- AlreadyForgotten          the model is at the level to reach before any edit
     |  |- FloorTooHigh              no strength leaves enough of the held-out retain set
     |  |- NotPositiveDefinite       the ridge system has no Cholesky factor
     |  `- ErasedByRounding          the edit vanishes in the checkpoint's dtype
@@ -67,6 +69,16 @@ class EmptySet(DataError):
 
     def __init__(self, name: str, where: str) -> None:
         super().__init__(f"{where}: the {name} set has no rows. Name at least one row for it.")
+
+
+class Overlap(DataError):
+    """Rows are in the forget set and in a set that is to be kept."""
+
+    def __init__(self, name: str, where: str, count: int) -> None:
+        super().__init__(
+            f"{where}: {count} rows of the {name} set are in the forget set, too, this one first. "
+            f"Take them out of the {name} set, for instance by group with `without`."
+        )
 
 
 class EmptyAnswer(DataError):
@@ -162,6 +174,17 @@ class NothingToForget(SolveError):
             f"nothing would change: 0 of {num_positions} positions have alpha > 0. Each forget "
             "token is at least as frequent in the retain set. Take the forget rows out of the "
             "retain set, or use a retain set on other subjects."
+        )
+
+
+class AlreadyForgotten(SolveError):
+    """The unedited model does not know the forget set better than it may."""
+
+    def __init__(self, before: float, level: float) -> None:
+        super().__init__(
+            f"the forget set's answer probability is {before:.3f} before any edit, and the level "
+            f"to reach is {level:.3f}: there is nothing to forget. Check model, chat template and "
+            "forget set, or give a lower `strength.auto.forget_probability`."
         )
 
 

@@ -68,12 +68,16 @@ class Rendering:
     text_window: int = 512
 
     @property
-    def facts(self) -> dict[str, str | int | None]:
+    def facts(self) -> dict[str, Any]:
         """Everything that determines the ids, for hashes and manifests."""
-        vocab = json.dumps(sorted(self.tokenizer.get_vocab().items()))
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        rules = json.dumps(sorted(self.tokenizer.get_vocab().items()))
+        if backend is not None:
+            rules = backend.to_str()
         return {
             "template": self.tokenizer.chat_template,
-            "vocabulary": hashlib.sha256(vocab.encode()).hexdigest()[:16],
+            "tokenizer": hashlib.sha256(rules.encode()).hexdigest()[:16],
+            "special": sorted(self.special_ids()),
             "bos": self.tokenizer.bos_token_id,
             "eos": self.tokenizer.eos_token_id,
             "max_tokens": self.max_tokens,

@@ -14,7 +14,9 @@ from torch import Tensor
 
 BLOCK_TOKENS = 4096
 """Keys multiplied in their own precision before the product joins the float64 sum."""
-STRIP_INPUTS = 2048
+EXACT_INPUTS = 4096
+"""Up to here products on CPU are formed in float64, which costs a few per cent of the pass."""
+STRIP_INPUTS = 512
 """Rows of the gram that are multiplied at once; only those right of the diagonal are."""
 
 
@@ -276,6 +278,8 @@ def compact(sums: Mapping[int, Tensor]) -> TokenSums:
 def add_outer_(gram_NN: Tensor, keys_TN: Tensor) -> None:
     """gram += keysT keys, in strips of rows, each from the diagonal on: it is symmetric."""
     num_inputs = len(gram_NN)
+    if num_inputs <= EXACT_INPUTS and not keys_TN.is_cuda:
+        keys_TN = keys_TN.double()
     for start in range(0, num_inputs, STRIP_INPUTS):
         stop = min(start + STRIP_INPUTS, num_inputs)
         strip = product(keys_TN[:, start:stop], keys_TN[:, start:])

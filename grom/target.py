@@ -185,23 +185,26 @@ def target_cross(
 
 
 def _suppression(forget: KeyMoments, alpha_V: Tensor, basis_VM: Tensor | None) -> LowRank:
-    return _along(basis_VM, [(_weighted(compact(forget.sums), alpha_V), -1.0)])
+    return _along(basis_VM, [(_weighted(forget, alpha_V), -1.0)])
 
 
 def _replacement(forget: KeyMoments, alpha_V: Tensor, basis_VM: Tensor | None) -> LowRank:
-    gold = _weighted(compact(forget.sums), alpha_V)
+    gold = _weighted(forget, alpha_V)
     return _along(basis_VM, [(gold, -1.0), (compact(forget.alt_sums), 1.0)])
 
 
 def _redirect(forget: KeyMoments, alpha_V: Tensor, basis_VM: Tensor | None, token: int) -> LowRank:
-    gold = _weighted(compact(forget.sums), alpha_V)
+    gold = _weighted(forget, alpha_V)
     toward = TokenSums(gold.rows_KN.shape[1], gold.vocab_size, gold.rows_KN.device)
     toward.add_(gold.ids_K.new_full((1,), token), gold.rows_KN.sum(0, keepdim=True))
     return _along(basis_VM, [(gold, -1.0), (toward, 1.0)])
 
 
-def _weighted(sums: TokenSums, alpha_V: Tensor) -> TokenSums:
+def _weighted(forget: KeyMoments, alpha_V: Tensor) -> TokenSums:
     """alpha_v sums_v, without the tokens of alpha 0."""
+    if not forget.keeps_sums:
+        raise ValueError("these moments keep no sums by token, so they cannot give a target")
+    sums = compact(forget.sums)
     alpha_K = alpha_V.to(sums.rows_KN)[sums.ids_K]
     active = alpha_K > 0
     result = TokenSums(sums.rows_KN.shape[1], sums.vocab_size, sums.rows_KN.device)

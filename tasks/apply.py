@@ -41,9 +41,15 @@ def apply(
         write_table(folder / "edit" / "rounding.parquet", roundings)
         seconds = time.perf_counter() - started
         summary = {"seconds": seconds, "num_changed": sum(r.num_changed for r in roundings)}
+        summary["lost"] = max(rounding.lost for rounding in roundings)
         write_json(folder / "edit" / "applied.json", summary)
 
     artifact, _ = place.cached("apply", facts, write, expected_bytes=checkpoint_bytes(base))
     applied = read_json(place.fetch(artifact) / "edit" / "applied.json")
-    logger.info("apply: %d weights changed in %.1f s", applied["num_changed"], applied["seconds"])
+    logger.info(
+        "apply: %d weights changed in %.1f s, at most %.1e of an update lost to rounding",
+        applied["num_changed"],
+        applied["seconds"],
+        applied.pop("lost"),
+    )
     return CheckpointRef(artifact=artifact, fingerprint=artifact.key, **applied)

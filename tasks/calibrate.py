@@ -17,7 +17,7 @@ from grom.calibrate import (
     search_strength,
 )
 from grom.config import AutoStrength, CollectConfig, StrengthConfig
-from grom.errors import FloorTooHigh, SolveError
+from grom.errors import AlreadyForgotten, FloorTooHigh, SolveError
 from grom.evaluate import mean_score, score_examples
 from tasks.codecs import load_edit, read_json, write_json
 from tasks.models import OpenModel, open_model
@@ -71,9 +71,12 @@ def calibrate(
         else:
             probes = Probes(model, forget, retain, counted, auto, collect)
             found = probes.search(edit, sites, place, reference)
+            assert found.before is not None
+            assert found.target_probability is not None
+            if found.before.forget_probability <= found.target_probability:
+                raise AlreadyForgotten(found.before.forget_probability, found.target_probability)
             if found.nats == 0:
                 assert found.floor_probability is not None
-                assert found.before is not None
                 raise FloorTooHigh(found.floor_probability, found.before.held_out_probability)
         write_json(folder / "calibration.json", asdict(found))
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from prefect import task
 
-from grom.collect import ForgetPlan, collect_moments
+from grom.collect import ExampleStatistics, ForgetPlan, collect_moments
 from grom.config import CollectConfig, TargetConfig
 from grom.errors import ConfigError
 from grom.moments import KeyMoments
@@ -137,6 +137,6 @@ def _collect(
     collected = collect_moments(opened.model, chosen, stream, plan, joint=sites.joint)
     for name, moments in collected.moments.items():
         save_moments(folder, name, moments)
-    write_table(folder / "examples.parquet", collected.examples)
+    write_table(folder / "examples.parquet", collected.examples, ExampleStatistics)
     mean_rms = collected.mean_rms if collected.rms_tokens else None
     write_json(folder / "collected.json", {"mean_rms": mean_rms})

@@ -13,7 +13,7 @@ from prefect import task
 from torch import Tensor
 
 from grom.config import CollectConfig
-from grom.errors import ConfigError, EmptySet, NothingToForget
+from grom.errors import ConfigError, EmptySet, NothingToForget, Overlap
 from grom.examples import Rendering, warn_without_template
 from grom.target import specificity
 from tasks.models import open_rendering
@@ -71,7 +71,14 @@ def count(
         alpha_V = specificity(forgotten.counts_V, seen.counts_V + others.counts_V, special)
         np.save(folder / "alpha.npy", alpha_V.numpy(), allow_pickle=False)
         held_out = count_tokens(rendering, retain, "held out", vocab_size)
+        if held_out.num_examples == 0:
+            raise ConfigError(
+                f"{retain.config.uri}: no retain group is held out, so utility cannot be measured. "
+                "Lower `hold_out.every`, or name more and smaller groups (`retain.group`, "
+                "`retain.group_rows`)."
+            )
         summary = summarise(alpha_V, forgotten, seen, others, held_out)
+        refuse_overlap(forget, (retain, *((background,) if background else ())))
         (folder / "counts.json").write_text(json.dumps(summary))
 
     artifact, _ = place.cached("count", facts, write)
@@ -82,6 +89,16 @@ def count(
         summary,
     )
     return CountRef(artifact=artifact, **summary)
+
+
+def refuse_overlap(forget: DataRef, kept: tuple[DataRef, ...]) -> None:
+    """Raise Overlap if a row is to be both forgotten and kept: the solver would hold on to the
+    very keys that it should move.  Holds the forget set's digests, nothing of the retain set."""
+    forgotten = {example.digest for example in forget.examples()}
+    for data in kept:
+        both = [example.place for example in data.examples() if example.digest in forgotten]
+        if both:
+            raise Overlap(data.role, both[0], len(both))
 
 
 def summarise(

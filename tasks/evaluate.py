@@ -10,7 +10,7 @@ from typing import Any
 from prefect import task
 
 from grom.config import CollectConfig, EvaluateConfig
-from grom.evaluate import mean_score, score_examples
+from grom.evaluate import ExampleScore, mean_score, score_examples
 from tasks.codecs import read_json, write_json, write_table
 from tasks.models import OpenModel, open_model
 from tasks.place import DataRef, Part, Place, ScoreRef
@@ -58,7 +58,7 @@ def evaluate(
         summary: dict[str, Any] = {}
         for name, (data, part) in sets.items():
             scores = _score(opened, data, part, config, collect, f"evaluate {label}: {name}")
-            write_table(out / f"{name.replace(' ', '_')}.parquet", scores)
+            write_table(out / f"{name.replace(' ', '_')}.parquet", scores, ExampleScore)
             summary[name] = asdict(mean_score(name, scores))
         write_json(
             out / "scores.json",

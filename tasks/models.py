@@ -27,6 +27,7 @@ from grom.sites import context_length, find_sites
 
 logger = logging.getLogger(__name__)
 PACKAGE = "package:"
+GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 COPIED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
@@ -128,7 +129,7 @@ def refuse_quantised(folder: Path) -> None:
 
 def materialise(config: ModelConfig, folder: Path, out: Path) -> None:
     """Write the source as a plain checkpoint: adapter merged, template set, dtype applied."""
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     model: Any
     if config.gguf_file:
@@ -136,7 +137,7 @@ def materialise(config: ModelConfig, folder: Path, out: Path) -> None:
     else:
         dtype = DTYPES.get(config.dtype, "auto")
         model = AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
-    tokenizer = AutoTokenizer.from_pretrained(folder, **_gguf(config))
+    tokenizer = open_tokenizer(folder, **_gguf(config))
     if config.adapter:
         from peft import PeftModel
 
@@ -188,7 +189,7 @@ def open_model(
         QuantisedBase, UnknownFamily, MixtureOfExperts: the model cannot be edited.
         ConfigError: quantisation was asked for and no module was quantised.
     """
-    from transformers import AutoModelForCausalLM, AutoTokenizer
+    from transformers import AutoModelForCausalLM
 
     refuse_quantised(folder)
     keep_freed_memory()
@@ -198,7 +199,7 @@ def open_model(
         options["quantization_config"] = _four_bit(quantisation)
     with _damage_named(folder):
         model: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = open_tokenizer(folder)
     model.eval()
     quantised = _quantised_modules(model)
     if quantisation is not None and not quantised:
@@ -211,15 +212,30 @@ def open_model(
     return OpenModel(model, Rendering(tokenizer, limit, text_window), quantised)
 
 
+def open_tokenizer(folder: Path, **options: Any) -> Any:
+    """The tokenizer of a checkpoint, as its own files describe it.
+
+    A generic fast tokenizer is opened as such: transformers would take the class of the model's
+    family (Qwen2), whose own rules then read the vocabulary wrongly.
+    """
+    from transformers import AutoTokenizer, PreTrainedTokenizerFast
+
+    path = folder / "tokenizer_config.json"
+    named = json.loads(path.read_text()).get("tokenizer_class") if path.exists() else None
+    if named in GENERIC_TOKENIZERS and (folder / "tokenizer.json").exists():
+        return PreTrainedTokenizerFast.from_pretrained(folder)
+    return AutoTokenizer.from_pretrained(folder, **options)
+
+
 def open_rendering(
     folder: Path, *, text_window: int, max_tokens: int = 4096
 ) -> tuple[Rendering, int]:
     """The rendering of a checkpoint and its vocabulary size, without loading the weights."""
-    from transformers import AutoConfig, AutoTokenizer
+    from transformers import AutoConfig
 
     with _damage_named(folder):
         config = AutoConfig.from_pretrained(folder).get_text_config()
-        tokenizer = AutoTokenizer.from_pretrained(folder)
+        tokenizer = open_tokenizer(folder)
     # Some families name no limit; `open_model` will say that they are unknown.
     limit = min(int(getattr(config, "max_position_embeddings", max_tokens)), max_tokens)
     return Rendering(tokenizer, limit, text_window), int(config.vocab_size)

@@ -59,6 +59,8 @@ def tracked(batches: Iterable[Batch], phase: str, total: int) -> Iterator[Batch]
 def _start(phase: str) -> UUID | None:
     if FlowRunContext.get() is None and TaskRunContext.get() is None:
         return None
-    key = "".join(letter if letter.isalnum() else "-" for letter in phase.lower())
+    key = "".join(
+        letter if letter.isascii() and letter.isalnum() else "-" for letter in phase.lower()
+    )
     artifact = create_progress_artifact(progress=0.0, key=key, description=phase)
     return artifact if isinstance(artifact, UUID) else None

@@ -15,6 +15,7 @@ from prefect import task
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 
+from grom.apply import Rounding
 from grom.calibrate import Calibration, CurvePoint
 from grom.config import Config, GateConfig
 from grom.gate import Condition, judge
@@ -62,7 +63,7 @@ class TrackedRun(Config):
 
     @property
     def where(self) -> tuple[Tracking, Path, str]:
-        """The first arguments of most functions of the"""
+        """The first arguments of most functions of `tracking` and `registry`."""
         return self.tracking, Path(self.work), self.run_id
 
 
@@ -110,7 +111,7 @@ def register(
 ) -> Registered:
     """Log the run and register the edited checkpoint as a model version, alias last."""
     log_data(run, sets)
-    log_sites(run, edit, calibrated, place)
+    log_sites(run, edit, edited, calibrated, place)
     log_scores(run, scores)
     log_pictures(run, sites, calibrated, place)
     probabilities = {
@@ -164,10 +165,17 @@ def log_data(run: TrackedRun, sets: Sets) -> None:
         )
 
 
-def log_sites(run: TrackedRun, edit: EditRef, calibrated: CalibrationRef, place: Place) -> None:
+def log_sites(
+    run: TrackedRun,
+    edit: EditRef,
+    edited: CheckpointRef,
+    calibrated: CalibrationRef,
+    place: Place,
+) -> None:
     """Numbers of each site with the layer as the step, and of the edit as a whole."""
     beta = calibrated.beta
-    for report in read_table(place.fetch(edit.artifact) / "sites.parquet", SiteReport):
+    reports = read_table(place.fetch(edit.artifact) / "sites.parquet", SiteReport)
+    for report in reports:
         values = {
             "site/condition": report.condition,
             "site/mu": report.mu,
@@ -176,8 +184,16 @@ def log_sites(run: TrackedRun, edit: EditRef, calibrated: CalibrationRef, place:
             "site/drop_nats": report.drop_nats * beta,
             "site/num_forget": report.num_forget,
             "site/num_retain": report.num_retain,
+            "site/update_norm": report.update_norm * beta,
+            "site/suppressed_share": report.suppressed_share,
         }
         log_metrics(*run.where, values, step=report.layer)
+    steps = {report.site: report.layer for report in reports}
+    for rounding in read_table(
+        place.fetch(edited.artifact) / "edit" / "rounding.parquet", Rounding
+    ):
+        lost = {"site/rounding_lost": rounding.lost, "site/num_changed": rounding.num_changed}
+        log_metrics(*run.where, lost, step=steps[rounding.site])
     whole = {
         "edit/nats": calibrated.nats,
         "edit/beta": calibrated.beta,

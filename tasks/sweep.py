@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterator, MutableMapping
 from itertools import chain
 from pathlib import Path
+from uuid import uuid4
 
 from prefect import task
 from safetensors.torch import load_file, save_file
@@ -116,7 +117,7 @@ def sweep_sequential(
             return unit[site].scaled(calibrated.beta)
 
         started = time.perf_counter()
-        with scratch_folder(Path(place.work) / "scratch", "sweep") as scratch:
+        with scratch_folder(Path(place.work) / "scratch", f"sweep-{uuid4().hex}") as scratch:
             total = counted.num_seen + counted.num_background
             retained = _held(opened, retain, "seen", collect, scratch / "retain", None, total)
             total = counted.num_forget

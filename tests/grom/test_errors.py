@@ -25,6 +25,8 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "MissingTensor": (WHERE, "lm_head.weight"),
     "NonFiniteKeys": (WHERE, "the forget set"),
     "NothingToForget": (40,),
+    "Overlap": ("retain", WHERE, 3),
+    "AlreadyForgotten": (0.1, 0.2),
     "FloorTooHigh": (0.9, 0.99),
     "NotPositiveDefinite": (WHERE, 3, 24, 0.5),
     "ErasedByRounding": (WHERE, "bfloat16"),
@@ -32,7 +34,7 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "NotEnoughDisk": (WHERE, 3.0, 1.0),
 }
 """What each error is raised with; the others take a finished sentence."""
-OF_THE_WHOLE_RUN = {"NothingToForget", "FloorTooHigh", "NotEnoughMemory"}
+OF_THE_WHOLE_RUN = {"NothingToForget", "AlreadyForgotten", "FloorTooHigh", "NotEnoughMemory"}
 """Errors that no single place is to blame for."""
 CURES = ("Add", "Check", "Edit", "Free", "Give", "Lower", "Name", "Raise", "Shorten", "Take", "Use")
 IMPERATIVE = re.compile(rf"(?:^|[.;] )(?:{'|'.join(CURES)}|correct|load) ")

@@ -12,6 +12,7 @@ import pytest
 
 from grom.config import (
     CollectConfig,
+    HoldOutConfig,
     RidgeConfig,
     SelectConfig,
     TargetConfig,
@@ -26,6 +27,7 @@ from grom.errors import (
     NotEnoughMemory,
     NothingToForget,
     NotPositiveDefinite,
+    Overlap,
     SolveError,
 )
 from tests.stages import Stages, refused, stages, with_rows
@@ -91,6 +93,9 @@ def test_a_ridge_too_small_for_few_keys_is_named_by_site(
 ) -> None:
     run = with_rows(with_rows(run, "retain", retain_rows(2)), "forget", forget_rows(1))
     select = SelectConfig(layers=(1, 2), joint=joint)
+    # Groups by row, not by name: one row is seen, the other held out.
+    retain = run.config.retain.model_copy(update={"group": "no such column"})
+    run = run.but(retain=retain, hold_out=HoldOutConfig(every=2))
     run = run.but(select=select, ridge=RidgeConfig(mu=1e-300))
     message = refused(run, "frozen_edit", NotPositiveDefinite)
     assert re.fullmatch(site, message.split(": A is")[0])
@@ -159,3 +164,17 @@ def test_an_edit_that_helps_the_forget_tokens_is_not_calibrated(run: Stages) -> 
     message = refused(run, "calibrated", SolveError)
     assert "does not lower the forget tokens' logits (-1.00e-01 nats" in message
     assert "Choose other layers" in message
+
+
+def test_a_row_to_be_both_forgotten_and_kept_is_refused_by_place(run: Stages) -> None:
+    message = refused(
+        with_rows(run, "retain", [*retain_rows(), forget_rows()[2]]), "counted", Overlap
+    )
+    assert "line 21: 1 rows of the retain set are in the forget set" in message
+
+
+def test_a_retain_set_of_one_group_cannot_measure_utility(run: Stages) -> None:
+    retain = run.config.retain.model_copy(update={"group": "none", "group_rows": 1000})
+    message = refused(run.but(retain=retain), "counted", ConfigError)
+    assert "no retain group is held out" in message
+    assert "Lower `hold_out.every`" in message

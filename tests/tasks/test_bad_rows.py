@@ -24,7 +24,7 @@ BAD_LINES: dict[str, tuple[bytes, str]] = {
     "cut short": (b'{"prompt": "zebrafish", "answer": "zebra', "not JSON, column"),
     "no JSON at all": (b"zebrafish", "not JSON, column 1"),
     "two rows in a line": (b'{"prompt": "zebrafish"} {"answer": "b"}', "Extra data"),
-    "duplicate key": (b'{"prompt": "zebrafish", "prompt": "b"}', "the key 'prompt' occurs twice"),
+    "duplicate key": (b'{"prompt": "zebrafish", "prompt": "b"}', "a key occurs twice"),
     "not UTF-8": (b'{"prompt": "zebrafish \xff"}', "not UTF-8 at byte 22 of the line"),
     "UTF-16": ('{"prompt": "zebrafish"}'.encode("utf-16"), "not UTF-8 at byte 0"),
     "a list": (b'["zebrafish", "b"]', "the row is not an object"),
@@ -92,7 +92,7 @@ def test_quarantine_leaves_bad_rows_out_and_lists_them_by_place(
     listed = json.loads(report.read_text())
     assert [entry["line"] for entry in listed] == list(range(2, 2 + len(BAD_LINES)))
     assert {entry["file"] for entry in listed} == {"rows.jsonl"}
-    assert listed[3]["reason"] == "the key 'prompt' occurs twice"
+    assert listed[3]["reason"] == "a key occurs twice"
     assert CANARY not in report.read_text() + caplog.text
     assert f"{len(BAD_LINES)} rows left out, listed in" in caplog.text
     assert residue(tmp_path / "work") == []
