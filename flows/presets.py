@@ -10,8 +10,10 @@ from flows.config import UnlearnConfig
 from grom.config import (
     AutoStrength,
     DataConfig,
+    EvaluateConfig,
     HoldOutConfig,
     ModelConfig,
+    SelectConfig,
     StrengthConfig,
 )
 
@@ -56,6 +58,9 @@ def demo() -> UnlearnConfig:
         retain=DataConfig(uri=customers, without=FORGOTTEN_CUSTOMERS),
         hold_out=HoldOutConfig(every=4),
         also={"general knowledge": DataConfig(uri=str(DEMO / "general.jsonl"))},
+        # Smaller than the defaults, so that it is done in three minutes on two cores.
+        select=SelectConfig(sample_examples=40, joint=False),
+        evaluate=EvaluateConfig(max_examples=60),
         strength=StrengthConfig(auto=AutoStrength(forget_probability=0.2, probe_examples=48)),
     )
 

@@ -17,20 +17,20 @@ if TYPE_CHECKING:
 
 PLAIN: Mapping[str, str] = MappingProxyType({})
 SETS = ("forget", "retain, seen", "retain, held out")
-MEASURES = (("probability", 3), ("token_accuracy", 2), ("extraction_strength", 2))
+MEASURES = (("probability", 3), ("token_accuracy", 2))
 DEMO_NAMES = {
     "forget": "forgotten customers",
     "retain, seen": "remaining customers",
-    "retain, held out": "remaining, unseen by the solver",
+    "retain, held out": "remaining, unseen",
 }
 
 
 def show_outcome(outcome: Outcome, console: Console, names: Mapping[str, str] = PLAIN) -> None:
     """The table before, after and after quantisation; the gate; where everything is."""
     labels = [score.label for score in outcome.scores]
-    table = Table(title="mean answer probability, token accuracy, extraction strength")
+    table = Table(title="mean answer probability, token accuracy")
     table.add_column("set")
-    table.add_column("examples", justify="right")
+    table.add_column("rows", justify="right")
     for label in labels:
         table.add_column(label, justify="right")
     measured = outcome.scores[0].sets
@@ -49,13 +49,13 @@ def show_outcome(outcome: Outcome, console: Console, names: Mapping[str, str] = 
             f"{verdict}"
         )
     found = outcome.calibrated
-    layers = f"layers {outcome.layers[0]}-{outcome.layers[-1]}" if outcome.layers else "the LM head"
+    layers = f"layers {', '.join(map(str, outcome.layers))}" if outcome.layers else "the LM head"
+    console.print(f"edit:  {layers}; {found.nats:.1f} nats, stopped by {found.stopped_by}")
     console.print(
-        f"edit:  {layers}, {found.nats:.1f} nats, stopped by {found.stopped_by}; "
-        f"solved in {outcome.edit.seconds:.2f} s, written in {outcome.edited.seconds:.2f} s"
+        f"time:  solved in {outcome.edit.seconds:.1f} s, written in {outcome.edited.seconds:.1f} s"
     )
     console.print(f"model: {outcome.registered.uri} (alias candidate)")
-    console.print(f"files: {outcome.edited.artifact.uri}", soft_wrap=True)
+    console.print(f"files: {outcome.edited.artifact.uri.removeprefix('file://')}", soft_wrap=True)
     console.print(f"look:  grom ui --work {Path(outcome.place.work)}", soft_wrap=True)
 
 

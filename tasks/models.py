@@ -155,7 +155,9 @@ def _gguf(config: ModelConfig) -> dict[str, str]:
 def _from_gguf(folder: Path, name: str, dtype: torch.dtype) -> Any:
     """The model of a GGUF file with plain weights, free of the mark that it was quantised."""
     from transformers import AutoModelForCausalLM
+    from transformers.utils.logging import disable_progress_bar
 
+    disable_progress_bar()  # type: ignore[no-untyped-call]
     quantised: Any = AutoModelForCausalLM.from_pretrained(folder, gguf_file=name, dtype=dtype)
     config = quantised.config
     if hasattr(config, "quantization_config"):

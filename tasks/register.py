@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import math
 import subprocess
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -12,18 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
-from prefect.artifacts import create_markdown_artifact, create_table_artifact
 from prefect.runtime import flow_run
 
 from grom.apply import Rounding
-from grom.calibrate import Calibration, CurvePoint
 from grom.config import Config, GateConfig
-from grom.gate import Condition, judge
-from grom.report import draw_layer_scores, draw_trade_off
-from grom.select import LayerScore
-from tasks.calibrate import read_calibration
-from tasks.codecs import read_json, read_table, write_json
-from tasks.models import scratch_folder
+from grom.gate import judge
+from tasks.codecs import read_table
 from tasks.place import (
     CalibrationRef,
     CheckpointRef,
@@ -36,15 +29,14 @@ from tasks.place import (
     SitesRef,
 )
 from tasks.registry import register_checkpoint
+from tasks.report import Where, log_pictures, show_in_prefect
 from tasks.solve import SiteReport
 from tasks.tracking import (
     Tracking,
     close_run,
     log_dataset,
-    log_figure_file,
     log_metrics,
     log_params,
-    log_table_file,
     open_run,
 )
 
@@ -62,7 +54,7 @@ class TrackedRun(Config):
     run_id: str
 
     @property
-    def where(self) -> tuple[Tracking, Path, str]:
+    def where(self) -> Where:
         """The first arguments of most functions of `tracking` and `registry`."""
         return self.tracking, Path(self.work), self.run_id
 
@@ -113,7 +105,7 @@ def register(
     log_data(run, sets)
     log_sites(run, edit, edited, calibrated, place)
     log_scores(run, scores)
-    log_pictures(run, sites, calibrated, place)
+    log_pictures(run.where, sites, calibrated, place)
     probabilities = {
         score.label: {name: values["probability"] for name, values in score.sets.items()}
         for score in scores
@@ -211,64 +203,6 @@ def log_scores(run: TrackedRun, scores: tuple[ScoreRef, ...]) -> None:
             for measure, value in measures.items()
         }
         log_metrics(*run.where, values)
-
-
-def log_pictures(
-    run: TrackedRun, sites: SitesRef, calibrated: CalibrationRef, place: Place
-) -> None:
-    """The trade-off curve and the layer scores, as PNG, with the numbers behind them."""
-    chosen = read_json(place.fetch(sites.artifact) / "sites.json")
-    found = read_calibration(calibrated, place)
-    with scratch_folder(Path(run.work) / "scratch", f"pictures-{run.run_id}") as folder:
-        write_json(folder / "calibration.json", found)
-        log_table_file(*run.where, folder / "calibration.json")
-        if chosen["scores"]:
-            scores = [
-                LayerScore(score["layer"], score["forget_effect"], score["retain_effect"])
-                for score in chosen["scores"]
-            ]
-            draw_layer_scores(scores, sites.layers, folder / "layer_scores.png")
-            log_figure_file(*run.where, folder / "layer_scores.png")
-        if found["curve"]:
-            draw_trade_off(calibration_of(found), folder / "trade_off.png")
-            log_figure_file(*run.where, folder / "trade_off.png")
-
-
-def calibration_of(found: dict[str, Any]) -> Calibration:
-    """The calibration with numbers where JSON has none."""
-
-    def point(values: dict[str, Any]) -> CurvePoint:
-        return CurvePoint(**{name: float(value) for name, value in values.items()})
-
-    return Calibration(
-        **found
-        | {
-            "before": point(found["before"]),
-            "curve": tuple(point(values) for values in found["curve"]),
-        }
-    )
-
-
-def show_in_prefect(scores: tuple[ScoreRef, ...], conditions: list[Condition], uri: str) -> None:
-    """A report and the gate table as Prefect artifacts."""
-    names = list(scores[0].sets)
-    lines = ["| set | " + " | ".join(score.label for score in scores) + " |"]
-    lines.append("| --- |" + " --- |" * len(scores))
-    for name in names:
-        cells = [f"{score.sets[name]['probability']:.3f}" for score in scores]
-        lines.append(f"| {name} | " + " | ".join(cells) + " |")
-    report = "\n".join([f"# {uri}", "", "Mean answer probability.", "", *lines])
-    create_markdown_artifact(report, key="unlearn-report", description="before and after")
-    rows = [
-        {
-            "condition": condition.name,
-            "value": "nan" if math.isnan(condition.value) else round(condition.value, 4),
-            "limit": condition.limit,
-            "passed": condition.passed,
-        }
-        for condition in conditions
-    ]
-    create_table_artifact(rows, key="gate-table", description="gate")
 
 
 def git_sha() -> str:
