@@ -30,7 +30,7 @@ PACKAGE = "package:"
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 COPIED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD = -1, -2, -3
+M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
 MMAP_BYTES = 32 * 2**20
 """glibc's highest threshold: smaller blocks come from the heap and stay there when freed, larger
 ones (grams) are mapped and go back at once."""
@@ -58,8 +58,13 @@ def keep_freed_memory() -> bool:
     libc = ctypes.CDLL(None)
     if not hasattr(libc, "mallopt"):
         return False
-    settings = ((M_MMAP_THRESHOLD, MMAP_BYTES), (M_TRIM_THRESHOLD, 2**31 - 1))
-    return all([libc.mallopt(*setting) for setting in (*settings, (M_TOP_PAD, 2 * MMAP_BYTES))])
+    settings = (
+        (M_MMAP_THRESHOLD, MMAP_BYTES),
+        (M_TRIM_THRESHOLD, 4 * MMAP_BYTES),
+        (M_TOP_PAD, MMAP_BYTES // 2),
+        (M_ARENA_MAX, 1),
+    )
+    return all([libc.mallopt(*setting) for setting in settings])
 
 
 def locate(config: ModelConfig) -> Path:
