@@ -1,27 +1,22 @@
-"""The command line: `grom run`, `demo`, `presets`, `schema`, `ui`."""
+"""The command line: `grom run`, `demo`, `eval`, `attack`, `presets`, `schema`, `ui`."""
 
 from __future__ import annotations
 
 import json
-import logging
 import os
 import subprocess
 import sys
 import time
-import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.console import Console
-from rich.logging import RichHandler
 
-from flows.config import UnlearnConfig, read_config
-from flows.presets import PRESETS
+from flows import attack_command, measure
+from flows.config import UnlearnConfig
+from flows.presets import PRESETS, load
 from flows.show import DEMO_NAMES, show_answers, show_outcome
-from grom.errors import GromError
+from flows.terminal import console, plain_logs, prepare_environment, readable_errors
 
 if TYPE_CHECKING:
     from flows.unlearn import Outcome
@@ -31,8 +26,9 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-console = Console()
-errors = Console(stderr=True)
+app.command("eval")(measure.evaluate_model)
+app.command("benchmarks")(measure.list_benchmarks)
+app.command("attack")(attack_command.attack_model)
 Work = Annotated[Path, typer.Option(help="Folder for scratch files, MLflow and Prefect.")]
 DEFAULT_WORK = Path("grom-work")
 
@@ -134,12 +130,6 @@ def bench(context: typer.Context) -> None:
     raise typer.Exit(subprocess.run(command, cwd=root, check=False).returncode)
 
 
-def load(config: str, work: Path | None) -> UnlearnConfig:
-    """A preset by name, or a YAML file."""
-    settings = PRESETS[config]() if config in PRESETS else read_config(Path(config))
-    return settings if work is None else settings.model_copy(update={"work": str(work)})
-
-
 def execute(settings: UnlearnConfig, *, quiet: bool) -> Outcome:
     """Run the flow, on the server of `PREFECT_API_URL` or on Prefect's ephemeral one."""
     prepare_environment(Path(settings.work))
@@ -147,55 +137,3 @@ def execute(settings: UnlearnConfig, *, quiet: bool) -> Outcome:
 
     with plain_logs(quiet=quiet):
         return unlearn(settings)
-
-
-def prepare_environment(work: Path) -> None:
-    """Embedded defaults, for this process and its children: nothing outside the work folder, no
-    call to a hub or a telemetry service.  What the environment says already stays."""
-    work.mkdir(parents=True, exist_ok=True)
-    defaults = {
-        "PREFECT_HOME": str((work / "prefect").resolve()),
-        "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
-        "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
-        "PREFECT_LOGGING_EXTRA_LOGGERS": "grom,tasks",
-        "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
-        "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
-        "DO_NOT_TRACK": "1",
-        "MLFLOW_DISABLE_TELEMETRY": "true",
-        "HF_HUB_DISABLE_TELEMETRY": "1",
-        "TRANSFORMERS_VERBOSITY": "error",
-        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        "TQDM_DISABLE": "1",
-        "MLFLOW_LOGGING_LEVEL": "WARNING",
-    }
-    for name, value in defaults.items():
-        os.environ.setdefault(name, value)
-
-
-@contextmanager
-def plain_logs(*, quiet: bool) -> Iterator[None]:
-    """Our own log lines on the terminal, beside the progress bars."""
-    warnings.filterwarnings("ignore", module=r"(transformers|bitsandbytes|mlflow|torch)\.")
-    logging.getLogger("alembic").setLevel(logging.WARNING)
-    handler = RichHandler(console=errors, show_path=False, markup=False)
-    level = logging.WARNING if quiet else logging.INFO
-    loggers = [logging.getLogger(name) for name in ("grom", "tasks", "flows")]
-    for logger in loggers:
-        logger.addHandler(handler)
-        logger.setLevel(level)
-    try:
-        yield
-    finally:
-        for logger in loggers:
-            logger.removeHandler(handler)
-
-
-@contextmanager
-def readable_errors() -> Iterator[None]:
-    """A failure that the user can cure is a message and exit code 1, without a traceback."""
-    try:
-        yield
-    except GromError as error:
-        errors.print(f"[bold red]{type(error).__name__}:[/] ", end="")
-        errors.print(str(error), markup=False, highlight=False, soft_wrap=True)
-        raise typer.Exit(1) from error

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
@@ -24,6 +24,22 @@ from grom.config import (
 )
 from grom.errors import ConfigError
 from tasks.tracking import Tracking
+
+Settings = TypeVar("Settings", bound=Config)
+
+
+class BenchmarkConfig(Config):
+    """A benchmark that the models of a run are measured on."""
+
+    name: str
+    """`grom benchmarks` lists them."""
+    data: str | None = None
+    """Folder, fsspec address, or `hub`.  Not given: the benchmark's folder under `GROM_SHARED` or
+    ../shared/data if it is there, the hub otherwise."""
+    splits: dict[str, str] = Field(default_factory=dict)
+    """Addresses of single splits that lie elsewhere."""
+    limit: int | None = Field(default=None, ge=1)
+    """Rows per split that are asked about, the first ones; not given: all."""
 
 
 class UnlearnConfig(Config):
@@ -56,6 +72,8 @@ class UnlearnConfig(Config):
     collect: CollectConfig = CollectConfig()
     strength: StrengthConfig = StrengthConfig()
     evaluate: EvaluateConfig = EvaluateConfig()
+    benchmark: BenchmarkConfig | None = None
+    """Also measure the unedited, the edited and the retrained model on a benchmark."""
     gate: GateConfig = GateConfig()
     tracking: Tracking = Tracking()
     work: str = "grom-work"
@@ -129,13 +147,20 @@ def read_config(path: Path) -> UnlearnConfig:
         raise ConfigError(f"{path}{line}: {what}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected settings by name, like `model:` and `forget:`")
+    return checked(UnlearnConfig, values, str(path), "`grom schema` prints all settings.")
+
+
+def checked(kind: type[Settings], values: object, where: str, cure: str = "") -> Settings:
+    """Settings of a kind.
+
+    Raises:
+        ConfigError: one is wrong; names it, without its value.
+    """
     try:
-        return UnlearnConfig.model_validate(values)
+        return kind.model_validate(values)
     except ValidationError as error:
         lines = [
             f"  {'.'.join(str(part) for part in problem['loc'])}: {problem['msg']}"
             for problem in error.errors()
         ]
-        raise ConfigError(
-            "\n".join([f"{path}:", *lines, "`grom schema` prints all settings."])
-        ) from error
+        raise ConfigError("\n".join([f"{where}:", *lines, *([cure] if cure else [])])) from error

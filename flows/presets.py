@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.config import UnlearnConfig
+from flows.config import UnlearnConfig, read_config
 from grom.config import (
     AutoStrength,
     DataConfig,
@@ -16,6 +16,7 @@ from grom.config import (
     SelectConfig,
     StrengthConfig,
 )
+from grom.errors import ConfigError
 
 ROOT = Path(__file__).resolve().parent.parent
 DEMO = ROOT / "infra" / "demo"
@@ -116,8 +117,41 @@ def shared() -> Path:
     return Path(os.environ.get("GROM_SHARED", ROOT.parent / "shared"))
 
 
+def data_root(benchmark: str) -> str:
+    """Where a benchmark's files are: its folder of the benchmark data if it is there, or `hub`."""
+    from tasks.exam import benchmark_of  # imports Prefect, which reads its settings when it is
+
+    folder = shared() / "data" / benchmark_of(benchmark).folder
+    return str(folder) if folder.is_dir() else "hub"
+
+
 PRESETS: dict[str, Callable[[], UnlearnConfig]] = {
     "demo": demo,
     "tofu_smollm2": tofu_smollm2,
     "tofu_smollm2_retrained_level": tofu_smollm2_retrained_level,
 }
+
+
+def load(config: str, work: Path | None) -> UnlearnConfig:
+    """A preset by name, or a YAML file."""
+    settings = PRESETS[config]() if config in PRESETS else read_config(Path(config))
+    return settings if work is None else settings.model_copy(update={"work": str(work)})
+
+
+ROLES = ("model", "reference", "retrained")
+
+
+def model_named(name: str) -> ModelConfig:
+    """A model as the command line names it: a source, or `PRESET:ROLE` or `FILE.yaml:ROLE` for the
+    model, the reference or the retrained model of a whole configuration.
+
+    Raises:
+        ConfigError: the configuration has no model in that role.
+    """
+    config, _, role = name.rpartition(":")
+    if role not in ROLES or not (config in PRESETS or config.endswith((".yaml", ".yml"))):
+        return ModelConfig(source=name)
+    found: ModelConfig | None = getattr(load(config, None), role)
+    if found is None:
+        raise ConfigError(f"{config} names no `{role}` model")
+    return found

@@ -54,7 +54,11 @@ def show_outcome(outcome: Outcome, console: Console, names: Mapping[str, str] = 
     console.print(
         f"time:  solved in {outcome.edit.seconds:.1f} s, written in {outcome.edited.seconds:.1f} s"
     )
-    console.print(f"model: {outcome.registered.uri} (alias candidate)")
+    for attack in outcome.registered.attacks:
+        console.print(f"attack: {attack['name']} {attack['verdict']}; {attack['reason']}")
+    alias = outcome.registered.alias
+    alias = f"alias {alias}" if alias else "no alias, the gate failed"
+    console.print(f"model: {outcome.registered.uri} ({alias})")
     console.print(f"files: {outcome.edited.artifact.uri.removeprefix('file://')}", soft_wrap=True)
     console.print(f"look:  grom ui --work {Path(outcome.place.work)}", soft_wrap=True)
 

@@ -7,12 +7,17 @@ from pathlib import Path
 from prefect import flow
 
 from flows.config import UnlearnConfig
+from flows.evaluate import find_benchmark
 from grom.config import Config
+from grom.pictures import EDITED, RETRAINED, UNEDITED
 from tasks.apply import apply
 from tasks.calibrate import calibrate
 from tasks.collect import collect_forget, collect_retain
 from tasks.count import count
 from tasks.evaluate import evaluate
+from tasks.exam import Exams, examine
+from tasks.exam_log import log_exams
+from tasks.judge import REFERENCE
 from tasks.load import load_data, load_model
 from tasks.place import (
     CalibrationRef,
@@ -23,6 +28,7 @@ from tasks.place import (
     ModelRef,
     Place,
     ScoreRef,
+    SitesRef,
 )
 from tasks.register import Registered, Sets, register, tracked_run
 from tasks.select import select
@@ -81,10 +87,13 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
             )  # fmt: skip
             strength = of_sweep(strength, edit)
         edited = apply(model, edit, strength, place)
-        scores = score_all(cfg, model, edited, sets, place)
+        scores = score_all(cfg, model, level, sites, edited, sets, place)
+        exams = examine_all(cfg, model, level, edited, place)
         registered = register(
-            run, model, sets, sites, edit, strength, edited, scores, cfg.gate, place
+            run, model, sets, sites, edit, strength, edited, scores, cfg.gate, place, exams
         )
+        if exams is not None:
+            log_exams(run, exams, place)
     return Outcome(
         place=place,
         before=model,
@@ -115,23 +124,60 @@ def measured_sets(cfg: UnlearnConfig, forget: DataRef, retain: DataRef, place: P
         "retain, seen": (retain, "seen"),
         "retain, held out": (retain, "held out"),
     }
+    if (paraphrased := forget.paraphrased()) is not None:
+        sets["forget, paraphrased"] = (paraphrased, "all")
     for name, data in cfg.also.items():
         sets[name] = (load_data(data, place, name), "all")
     return sets
 
 
 def score_all(
-    cfg: UnlearnConfig, model: ModelRef, edited: CheckpointRef, sets: Sets, place: Place
+    cfg: UnlearnConfig,
+    model: ModelRef,
+    level: ModelRef | None,
+    sites: SitesRef,
+    edited: CheckpointRef,
+    sets: Sets,
+    place: Place,
 ) -> tuple[ScoreRef, ...]:
-    """Scores of the unedited model, of the edited one, and of each quantised load of it."""
+    """Scores of the unedited model, of the edited one, of each quantised load of it, and of the
+    retrained model, or of the reference where the gate compares with it."""
     folder = str(place.fetch(edited.artifact))
+    head = cfg.evaluate.quantise_head
+    head = sites.kind == "head" if head is None else head
     checkpoints: list[tuple[str, str, str, str | None]] = [
-        ("unedited", model.folder, model.fingerprint, None),
-        ("edited", folder, edited.fingerprint, None),
+        (UNEDITED, model.folder, model.fingerprint, None),
+        (EDITED, folder, edited.fingerprint, None),
     ]
-    for bits in cfg.evaluate.quantisations:
-        checkpoints.append((f"edited {bits}", folder, edited.fingerprint, bits))
+    for scheme in cfg.evaluate.quantisations:
+        checkpoints.append((f"{EDITED} {scheme}", folder, edited.fingerprint, scheme))
+    if level is not None and (cfg.retrained or cfg.gate.reference_bands):
+        name = RETRAINED if cfg.retrained else REFERENCE
+        checkpoints.append((name, level.folder, level.fingerprint, None))
     return tuple(
-        evaluate(label, where, key, sets, cfg.evaluate, cfg.collect, place, bits)
-        for label, where, key, bits in checkpoints
-    )
+        evaluate(
+            label, where, key, sets, cfg.evaluate, cfg.collect, place, scheme,
+            head and scheme is not None,
+        )
+        for label, where, key, scheme in checkpoints
+    )  # fmt: skip
+
+
+def examine_all(
+    cfg: UnlearnConfig, model: ModelRef, level: ModelRef | None, edited: CheckpointRef, place: Place
+) -> Exams | None:
+    """The configured benchmark on the unedited, the edited and the retrained model, if any."""
+    if cfg.benchmark is None:
+        return None
+    benchmark = find_benchmark(cfg.benchmark)
+    folder = str(place.fetch(edited.artifact))
+    changed = ModelRef(folder=folder, fingerprint=edited.fingerprint, source=EDITED)
+    asked = [
+        examine(UNEDITED, model, benchmark, cfg.collect, place),
+        examine(EDITED, changed, benchmark, cfg.collect, place),
+    ]
+    reference = None
+    if cfg.retrained is not None and level is not None:
+        reference = examine(RETRAINED, level, benchmark, cfg.collect, place)
+        asked.append(reference)
+    return Exams(benchmark=benchmark, exams=tuple(asked), reference=reference)

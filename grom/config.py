@@ -176,6 +176,8 @@ class DataConfig(Config):
     """Column of the question."""
     answer: str = "answer"
     """Column of the answer."""
+    paraphrase: str | None = None
+    """Column of the question in other words, if there is one; it is asked as well."""
     text: str = "text"
     """Column of running text, where a row has no prompt."""
     group: str = "request_id"
@@ -208,12 +210,29 @@ class HoldOutConfig(Config):
 
 
 class EvaluateConfig(Config):
-    """What is measured before and after the edit."""
+    """What is measured before and after the edit, and how the edited checkpoint is attacked."""
 
     max_examples: int = Field(default=400, ge=1)
     """Examples per set, spread evenly over it."""
-    quantisations: tuple[Literal["nf4"], ...] = ("nf4",)
+    quantisations: tuple[Literal["nf4", "fp4", "int8", "int4"], ...] = ("nf4", "int4")
     """Quantised loads of the edited checkpoint that are measured, too."""
+    quantise_head: bool | None = None
+    """Quantise the LM head as well.  Not given: only if the edit is there, for an edit of weights
+    that a load leaves alone is not tested by it."""
+    health_examples: int = Field(default=24, ge=0)
+    """Forget prompts that the model answers freely, to see whether it still speaks; 0: none."""
+    health_tokens: int = Field(default=64, ge=8)
+    """Longest of these answers, in tokens."""
+
+
+class Band(Config):
+    """How far a set's value may be from the reference model's, either way: forgetting more than a
+    model that never knew is a fault, too."""
+
+    set: str
+    """Name of the set: forget; retain, held out; ..."""
+    within: float = Field(ge=0, le=1)
+    """Largest distance of the mean answer probabilities."""
 
 
 class GateConfig(Config):
@@ -222,6 +241,13 @@ class GateConfig(Config):
     max_forget_probability: float = Field(default=0.5, gt=0, le=1)
     """Mean answer probability left on the forget set."""
     min_held_out_share: float = Field(default=0.8, ge=0, le=1)
-    """Share of the held-out retain probability that must be left."""
+    """Share of the held-out retain probability that must be left: the utility floor."""
     max_recovery: float = Field(default=0.05, ge=0, le=1)
-    """How much forget probability quantisation may bring back."""
+    """How much forget probability an attack (a quantised load, a paraphrased question) may bring
+    back."""
+    reference_bands: tuple[Band, ...] = ()
+    """Sets whose mean answer probability must be near the reference (retrained) model's."""
+    max_repetition: float | None = Field(default=0.5, gt=0, le=1)
+    """Mean share of repeated 4-grams in free answers to forget prompts; null: not asked."""
+    max_empty_rate: float | None = Field(default=0.1, ge=0, le=1)
+    """Share of empty free answers to forget prompts; null: not asked."""

@@ -6,20 +6,24 @@ Shapes: T answer tokens of a batch, D hidden size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, nn
 
-from grom.examples import Batch, Rendering
-from grom.forward import answer_hidden_TD, answer_logprobs
+from grom.examples import Batch, Rendered
+from grom.forward import TokenScores, answer_hidden_TD, token_scores
+from grom.metrics.membership import min_k, min_k_plus_plus
+from grom.metrics.memorisation import exact_memorisation, extraction_strength
 from grom.sites import unembedding_VD
+
+MIN_K = 0.4
+"""Share of the least likely tokens that min-k and min-k++ look at, as for TOFU and MUSE."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExampleScore:
-    """How well a model knows one answer."""
+    """How well a model knows one answer.  All measures come from one forward pass."""
 
     digest: str
     group: str
@@ -29,10 +33,21 @@ class ExampleScore:
     probability: float
     """exp(mean_logprob), 0 to 1; TOFU's answer probability."""
     token_accuracy: float
-    """Share of answer tokens that are the model's first choice, 0 to 1."""
+    """Share of answer tokens, end of answer included, that are the model's first choice, 0 to 1."""
     extraction_strength: float
     """Longest suffix of the answer that is predicted without a miss, as a share of the answer,
-    0 to 1 (Carlini et al. 2021, as used for TOFU; floor 0)."""
+    0 to 1 (Carlini et al. 2021, as used for TOFU; floor 0).  A rendered end of answer does not
+    count: nearly every model predicts it."""
+    extraction_compat: float
+    """The same as OpenUnlearning computes it: without the last token, whatever it is, and never
+    below one token's share."""
+    exact_memorisation: float
+    """Share of answer tokens without the end of answer that are the first choice, 0 to 1."""
+    min_k: float
+    """Minus the mean log-probability of the least likely 40 % of the tokens, nats; high for
+    texts that the model has not seen."""
+    min_k_plus_plus: float
+    """The same with each log-probability standardised over the vocabulary; NaN unless asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,41 +61,69 @@ class SetScore:
     extraction_strength: float
 
 
-def score_examples(model: nn.Module, stream: Iterable[Batch]) -> list[ExampleScore]:
+def score_examples(
+    model: nn.Module, stream: Iterable[Batch], *, spread: bool = False
+) -> list[ExampleScore]:
     """Score each example, in the order of the stream that was batched."""
-    return score_hidden(model, stream, lambda batch: answer_hidden_TD(model, batch))
+    scored = dict(score_stream(model, stream, spread=spread))
+    return [scored[position] for position in sorted(scored)]
 
 
 def score_hidden(
     model: nn.Module, stream: Iterable[Batch], hidden_of: Callable[[Batch], Tensor]
 ) -> list[ExampleScore]:
     """As `score_examples`, with the final hidden states (T, D) of a batch from a function."""
-    device = unembedding_VD(model).device
-    scored: dict[int, ExampleScore] = {}
-    for cpu_batch in stream:
-        batch = cpu_batch.to(device)
-        logprob_T, first_T = answer_logprobs(model, hidden_of(batch), batch.gold_T)
-        for row, position in enumerate(batch.positions):
-            of_example = batch.example_T == row
-            example = batch.examples[row]
-            scored[position] = _score(
-                example.digest, example.group, logprob_T[of_example], first_T[of_example]
-            )
+    scored = dict(score_stream(model, stream, hidden_of))
     return [scored[position] for position in sorted(scored)]
 
 
-def _score(digest: str, group: str, logprob_T: Tensor, first_T: Tensor) -> ExampleScore:
-    mean = float(logprob_T.double().mean())
-    missed = (~first_T).nonzero()
-    suffix = len(first_T) - 1 - int(missed[-1]) if len(missed) else len(first_T)
+def score_stream(
+    model: nn.Module,
+    stream: Iterable[Batch],
+    hidden_of: Callable[[Batch], Tensor] | None = None,
+    *,
+    spread: bool = False,
+) -> Iterator[tuple[int, ExampleScore]]:
+    """Position and score of each example, as soon as its batch is done.
+
+    Args:
+        model: model to score.
+        stream: batches.
+        hidden_of: final hidden states (T, D) of a batch; not given: the model's own.
+        spread: also compute what needs the whole distribution (min-k++).
+    """
+    device = unembedding_VD(model).device
+    for cpu_batch in stream:
+        batch = cpu_batch.to(device)
+        hidden_TD = hidden_of(batch) if hidden_of else answer_hidden_TD(model, batch)
+        tokens = token_scores(model, hidden_TD, batch.gold_T, spread=spread)
+        for row, position in enumerate(batch.positions):
+            yield position, score_answer(batch.examples[row], tokens.rows(batch.example_T == row))
+
+
+def score_answer(example: Rendered, tokens: TokenScores) -> ExampleScore:
+    """All measures of one answer from its tokens."""
+    logprob_T = tokens.logprob_T.double().cpu().numpy()
+    first_T = tokens.first_T.cpu().numpy()
+    content_T = first_T[: len(first_T) - example.ends]
+    mean = float(logprob_T.mean())
     return ExampleScore(
-        digest=digest,
-        group=group,
+        digest=example.digest,
+        group=example.group,
         num_tokens=len(first_T),
         mean_logprob=mean,
         probability=math.exp(mean),
-        token_accuracy=float(first_T.double().mean()),
-        extraction_strength=suffix / len(first_T),
+        token_accuracy=float(first_T.mean()),
+        extraction_strength=extraction_strength(content_T, "correct"),
+        extraction_compat=extraction_strength(first_T[:-1], "compat"),
+        exact_memorisation=exact_memorisation(content_T),
+        min_k=min_k(logprob_T, MIN_K),
+        min_k_plus_plus=min_k_plus_plus(
+            logprob_T,
+            tokens.mean_T.double().cpu().numpy(),
+            tokens.variance_T.double().cpu().numpy(),
+            MIN_K,
+        ),
     )
 
 
@@ -97,23 +140,3 @@ def mean_score(name: str, scores: Sequence[ExampleScore]) -> SetScore:
         token_accuracy=mean(score.token_accuracy for score in scores),
         extraction_strength=mean(score.extraction_strength for score in scores),
     )
-
-
-def greedy_answers(
-    model: nn.Module, rendering: Rendering, prompts: Sequence[str], *, max_new_tokens: int = 48
-) -> list[str]:
-    """What the model answers, greedily.  For showing on a terminal: never store the result."""
-    tokenizer, answers = rendering.tokenizer, []
-    for prompt in prompts:
-        ids_1L = torch.tensor([rendering.prompt_ids(prompt)], device=unembedding_VD(model).device)
-        with torch.inference_mode():
-            output_1L = model.generate(  # type: ignore[operator]
-                ids_1L,
-                attention_mask=torch.ones_like(ids_1L),
-                max_new_tokens=max_new_tokens,
-                do_sample=False,
-                pad_token_id=tokenizer.pad_token_id or tokenizer.eos_token_id or 0,
-            )
-        new_L = output_1L[0, ids_1L.shape[1] :]
-        answers.append(tokenizer.decode(new_L, skip_special_tokens=True).strip())
-    return answers

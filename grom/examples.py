@@ -52,6 +52,8 @@ class Rendered:
     start: int
     digest: str
     group: str
+    ends: bool = False
+    """Whether the last token is an end-of-answer token that rendering added."""
 
     @property
     def num_answer_tokens(self) -> int:
@@ -66,6 +68,13 @@ class Rendering:
     tokenizer: Any
     max_tokens: int
     text_window: int = 512
+    plain: bool = False
+    """Leave the chat template out and add no end of answer: prompts that a model continues."""
+
+    @property
+    def template(self) -> str | None:
+        """The chat template in use."""
+        return None if self.plain else self.tokenizer.chat_template
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -75,14 +84,14 @@ class Rendering:
         if backend is not None:
             rules = backend.to_str()
         return {
-            "template": self.tokenizer.chat_template,
+            "template": self.template,
             "tokenizer": hashlib.sha256(rules.encode()).hexdigest()[:16],
             "special": sorted(self.special_ids()),
             "bos": self.tokenizer.bos_token_id,
             "eos": self.tokenizer.eos_token_id,
             "max_tokens": self.max_tokens,
             "text_window": self.text_window,
-        }
+        } | ({"plain": True} if self.plain else {})
 
     def render_all(self, examples: Iterable[Example]) -> Iterator[Rendered]:
         """Each example's rendering; running text gives one per window."""
@@ -104,12 +113,11 @@ class Rendering:
             ExampleTooLong: the example does not fit in the context.
         """
         prompt_ids = self.prompt_ids(example.prompt or "")
-        plain = self.tokenizer.chat_template is None
-        answer = (example.answer or "").strip()
-        answer_ids = self._ids(f" {answer}" if plain and answer and example.prompt else answer)
+        answer_ids = self.answer_ids(example.prompt or "", (example.answer or "").strip())
         if not answer_ids:
             raise EmptyAnswer(example.place)
-        if self.tokenizer.eos_token_id is not None:
+        ends = self.tokenizer.eos_token_id is not None and not self.plain
+        if ends:
             answer_ids = [*answer_ids, self.tokenizer.eos_token_id]
         ids = (*prompt_ids, *answer_ids)
         if len(ids) > self.max_tokens:
@@ -118,19 +126,36 @@ class Rendering:
         start = max(1, len(prompt_ids))
         if len(ids) == start:
             raise EmptyAnswer(example.place)
-        return Rendered(ids, start, example.digest, example.group)
+        return Rendered(ids, start, example.digest, example.group, ends)
+
+    def answer_ids(self, prompt: str, answer: str) -> list[int]:
+        """Ids of an answer.  Without a template they follow the prompt's own in one text, unless
+        the two merge at the border: a tokenizer that marks the start of every text would mark the
+        answer alone as a new text."""
+        if self.template is not None or not answer or not prompt:
+            return self._ids(answer)
+        before, whole = self._ids(prompt), self._ids(f"{prompt} {answer}")
+        if whole[: len(before)] == before and len(whole) > len(before):
+            return whole[len(before) :]
+        return self._ids(f" {answer}")
 
     def prompt_ids(self, prompt: str) -> list[int]:
         """The prompt up to where the answer begins, with at most one beginning-of-text token."""
-        if self.tokenizer.chat_template is None:
-            ids = self._ids(prompt)
-            bos = self.tokenizer.bos_token_id
-            first = bos if bos is not None else self.tokenizer.eos_token_id
-            return [first, *ids] if first is not None else ids
+        if self.template is None:
+            return [*self._head(), *self._ids(prompt)]
         text = self.tokenizer.apply_chat_template(
             [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
         )
         return self._ids(text, template=True)
+
+    def _head(self) -> list[int]:
+        """What stands before a text without a template.  A model with a template that is asked
+        plainly gets a beginning-of-text token only if its tokenizer adds one itself."""
+        bos, eos = self.tokenizer.bos_token_id, self.tokenizer.eos_token_id
+        if self.plain and self.tokenizer.chat_template is not None:
+            return [bos] if bos is not None and bos in self.tokenizer("")["input_ids"] else []
+        first = bos if bos is not None else eos
+        return [first] if first is not None else []
 
     def windows(self, example: Example) -> Iterator[Rendered]:
         """Running text, cut into windows; each starts with the beginning-of-text token if any.
@@ -203,7 +228,7 @@ class Batch:
 
 
 def make_batch(examples: Iterable[tuple[int, Rendered]], pad_id: int) -> Batch:
-    """Pad numbered examples on the right into one batch."""
+    """Pad numbered examples into one batch, on the right."""
     positions, rendered = zip(*examples, strict=True)
     length = max(len(example.ids) for example in rendered)
     ids_BL = torch.full((len(rendered), length), pad_id)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -91,10 +92,15 @@ def starting_at(model: nn.Module, layer: int, hidden_BLD: Tensor) -> Iterator[No
 
 def run(model: nn.Module, batch: Batch) -> Tensor | None:
     """Final normed hidden states (B, L, D) of a batch; None if a recorder ended the pass."""
+    # From the mask, so that padding on either side gives every token the same place.
+    places_BL = (batch.mask_BL.cumsum(1) - 1).clamp(min=0)
     try:
         with torch.inference_mode():
             output = trunk(model)(
-                input_ids=batch.ids_BL, attention_mask=batch.mask_BL, use_cache=False
+                input_ids=batch.ids_BL,
+                attention_mask=batch.mask_BL,
+                position_ids=places_BL,
+                use_cache=False,
             )
     except _Stop:
         return None
@@ -109,19 +115,61 @@ def answer_hidden_TD(model: nn.Module, batch: Batch) -> Tensor:
     return hidden_BLD[batch.predicts_BL]
 
 
-def answer_logprobs(model: nn.Module, hidden_TD: Tensor, gold_T: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of each gold token, float32, and whether it is the model's first choice."""
-    logprob_T = torch.empty(len(gold_T), dtype=torch.float32, device=gold_T.device)
+@dataclass(frozen=True, slots=True)
+class TokenScores:
+    """What the model thinks of each answer token."""
+
+    logprob_T: Tensor
+    """Log-probability of the gold token, float32, nats."""
+    first_T: Tensor
+    """Whether it is the model's first choice."""
+    mean_T: Tensor
+    """Mean of log p over the model's own distribution; NaN unless `spread` was asked for."""
+    variance_T: Tensor
+    """Its variance; NaN likewise."""
+
+    def rows(self, chosen_T: Tensor) -> TokenScores:
+        """Those of some positions."""
+        return TokenScores(
+            self.logprob_T[chosen_T],
+            self.first_T[chosen_T],
+            self.mean_T[chosen_T],
+            self.variance_T[chosen_T],
+        )
+
+
+def token_scores(
+    model: nn.Module, hidden_TD: Tensor, gold_T: Tensor, *, spread: bool = False
+) -> TokenScores:
+    """Score gold tokens from final hidden states; logits are held for one block at a time.
+
+    Args:
+        model: model, for its head.
+        hidden_TD: final normed hidden states at the predicting positions.
+        gold_T: tokens to predict.
+        spread: also take mean and variance of log p under the model, which min-k++ needs.
+    """
+    columns = torch.full((3, len(gold_T)), torch.nan, dtype=torch.float32, device=gold_T.device)
     first_T = torch.empty(len(gold_T), dtype=torch.bool, device=gold_T.device)
     for start in range(0, len(gold_T), LOGIT_BLOCK):
         block = slice(start, start + LOGIT_BLOCK)
         with torch.inference_mode():
             logits_TV = answer_logits_TV(model, hidden_TD[block])
-            gold_T1 = gold_T[block].unsqueeze(1)
-            gold_logit_T = logits_TV.gather(1, gold_T1).squeeze(1)
-            logprob_T[block] = gold_logit_T - logits_TV.logsumexp(1)
             first_T[block] = logits_TV.argmax(1) == gold_T[block]
-    return logprob_T, first_T
+            logprobs_TV = logits_TV.sub_(logits_TV.logsumexp(1, keepdim=True))
+            columns[0, block] = logprobs_TV.gather(1, gold_T[block].unsqueeze(1)).squeeze(1)
+            if spread:
+                columns[1:, block] = _spread(logprobs_TV)
+    return TokenScores(columns[0], first_T, columns[1], columns[2])
+
+
+def _spread(logprobs_TV: Tensor) -> Tensor:
+    """Mean and variance of log p under p, (2, T); tokens of no probability count nothing."""
+    p_TV = logprobs_TV.exp()
+    # A padded vocabulary has logits of -inf, and 0 · -inf is not a number.
+    finite_TV = logprobs_TV.masked_fill(p_TV == 0, 0.0)
+    mean_T = torch.linalg.vecdot(p_TV, finite_TV)
+    return torch.stack((mean_T, torch.linalg.vecdot(p_TV, finite_TV.square()) - mean_T.square()))
 
 
 def best_other_T(model: nn.Module, hidden_TD: Tensor, gold_T: Tensor) -> Tensor:

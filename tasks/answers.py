@@ -7,11 +7,12 @@ from itertools import islice
 from pathlib import Path
 
 from grom.config import DataConfig
-from grom.evaluate import greedy_answers
+from grom.generate import generate
 from tasks.models import open_model
 from tasks.place import CheckpointRef, ModelRef, Place
 from tasks.rows import read_examples
 
+MAX_NEW_TOKENS = 48
 STRIDE = 5
 """Take every fifth row, so that the samples are about several subjects."""
 
@@ -34,5 +35,6 @@ def before_and_after(
     answers = []
     for folder in (Path(unedited.folder), place.fetch(edited.artifact)):
         opened = open_model(folder, text_window=512)
-        answers.append(greedy_answers(opened.model, opened.rendering, prompts))
+        said = generate(opened.model, opened.rendering, prompts, max_new_tokens=MAX_NEW_TOKENS)
+        answers.append([answer.text.strip() for answer in said])
     return [AnswerPair(*row) for row in zip(prompts, *answers, strict=True)]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,10 @@ from prefect import task
 
 from grom.config import CollectConfig, EvaluateConfig
 from grom.evaluate import ExampleScore, mean_score, score_examples
+from grom.examples import Example
+from grom.gate import FORGET
+from grom.generate import generate
+from grom.metrics.health import generation_health
 from tasks.codecs import read_json, write_json, write_table
 from tasks.models import OpenModel, open_model
 from tasks.place import DataRef, Part, Place, ScoreRef
@@ -18,6 +22,8 @@ from tasks.progress import tracked
 from tasks.streams import batch_stream
 
 logger = logging.getLogger(__name__)
+TEXT_CHARACTERS = 800
+"""Of running text, for a free answer: the first half is the prompt."""
 
 
 @task(tags=["gpu"])
@@ -30,6 +36,7 @@ def evaluate(
     collect: CollectConfig,
     place: Place,
     quantisation: str | None = None,
+    quantise_head: bool = False,
 ) -> ScoreRef:
     """Score a checkpoint that is loaded afresh from disk.  Returns the scores' reference.
 
@@ -41,29 +48,38 @@ def evaluate(
         config: how many examples.
         collect: batches.
         place: store.
-        quantisation: None, or `nf4`.
+        quantisation: None, or `nf4`, `fp4`, `int8`, `int4`.
+        quantise_head: also quantise the LM head.
     """
+    asked = set() if quantisation else {FORGET} & set(sets)
     facts = {
         "model": fingerprint,
         "quantisation": quantisation,
+        "quantise_head": quantise_head,
         "max_examples": config.max_examples,
+        "health": [config.health_examples, config.health_tokens] if asked else None,
         "sets": {name: [data.facts, part] for name, (data, part) in sets.items()},
         "text_window": collect.text_window,
     }
 
     def write(out: Path) -> None:
         opened = open_model(
-            Path(folder), text_window=collect.text_window, quantisation=quantisation
+            Path(folder),
+            text_window=collect.text_window,
+            quantisation=quantisation,
+            quantise_head=quantise_head,
         )
         summary: dict[str, Any] = {}
         for name, (data, part) in sets.items():
             scores = _score(opened, data, part, config, collect, f"evaluate {label}: {name}")
             write_table(out / f"{name.replace(' ', '_')}.parquet", scores, ExampleScore)
             summary[name] = asdict(mean_score(name, scores))
-        write_json(
-            out / "scores.json",
-            {"sets": summary, "quantised_modules": list(opened.quantised_modules)},
-        )
+        found = {
+            "sets": summary,
+            "health": {name: _health(opened, sets[name], config) for name in asked},
+            "quantised_modules": list(opened.quantised_modules),
+        }
+        write_json(out / "scores.json", found)
 
     artifact, _ = place.cached("evaluate", facts, write)
     found = read_json(place.fetch(artifact) / "scores.json")
@@ -77,7 +93,8 @@ def evaluate(
         artifact=artifact,
         label=label,
         sets=measured,
-        quantised_modules=len(found["quantised_modules"]),
+        health=found["health"].get(FORGET, {}),
+        quantised_modules=tuple(found["quantised_modules"]),
     )
 
 
@@ -94,3 +111,35 @@ def _score(
     sample = (config.max_examples, total)
     stream = batch_stream(rendering, data, collect, part=part, sample=sample)
     return score_examples(opened.model, tracked(stream, phase, min(*sample)))
+
+
+def _health(
+    opened: OpenModel, measured: tuple[DataRef, Part], config: EvaluateConfig
+) -> dict[str, float]:
+    """Whether the model still speaks when it is asked what it was to forget.
+
+    The answers are measured and dropped; only rates are kept.
+    """
+    data, part = measured
+    listed = list(data.examples(part))
+    stride = max(1, len(listed) // max(config.health_examples, 1))
+    asked = [asked_of(example) for example in listed[::stride][: config.health_examples]]
+    said, expected = [], []
+    for plain in (False, True):
+        pairs = [(prompt, answer) for prompt, answer, is_text in asked if is_text == plain]
+        rendering = replace(opened.rendering, plain=plain)
+        prompts = [prompt for prompt, _ in pairs]
+        limit = config.health_tokens
+        said += generate(opened.model, rendering, prompts, max_new_tokens=limit)
+        expected += [min(limit, len(rendering.answer_ids(*pair))) for pair in pairs]
+    return {metric.name: metric.value for metric in generation_health(said, expected)}
+
+
+def asked_of(example: Example) -> tuple[str, str, bool]:
+    """Prompt, expected answer, and whether they are the two halves of a piece of running text."""
+    if example.text is None:
+        return example.prompt or "", example.answer or "", False
+    piece = example.text.strip()[:TEXT_CHARACTERS]
+    half = piece.rfind(" ", 0, len(piece) // 2 + 1)
+    half = half if half > 0 else max(1, len(piece) // 2)
+    return piece[:half].strip(), piece[half:].strip(), True

@@ -1,15 +1,13 @@
-"""Door 2: Hugging Face.  Finding, opening, quantising and writing models."""
+"""Door 2: Hugging Face.  Finding, opening and writing models."""
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import importlib.metadata
 import importlib.util
 import json
 import logging
 import shutil
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -18,24 +16,18 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError
-from torch import nn
 
 from grom.config import ModelConfig
-from grom.errors import BrokenCheckpoint, ConfigError, MissingInput, QuantisedBase
+from grom.errors import BrokenCheckpoint, MissingInput, QuantisedBase
 from grom.examples import Rendering
 from grom.sites import context_length, find_sites
+from tasks.heap import keep_freed_memory
 
 logger = logging.getLogger(__name__)
 PACKAGE = "package:"
 GENERIC_TOKENIZERS = ("TokenizersBackend", "PreTrainedTokenizerFast")
 COPIED = ("*.safetensors", "*.json", "*.jinja", "*.model", "*.txt")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD, M_ARENA_MAX = -1, -2, -3, -8
-MMAP_BYTES = 32 * 2**20
-"""glibc's highest threshold: smaller blocks come from the heap and stay there when freed, larger
-ones (grams) are mapped and go back at once."""
-BLOCK_WIDTH = 64
-"""Weights that share a scale in bitsandbytes' 4-bit formats."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,26 +37,6 @@ class OpenModel:
     model: Any
     rendering: Rendering
     quantised_modules: tuple[str, ...] = ()
-
-
-def keep_freed_memory() -> bool:
-    """Make glibc keep freed blocks instead of returning them to the system after every batch.
-
-    Large activations are mapped and unmapped for each operation otherwise, and page faults take
-    more time than the arithmetic on CPU.  Returns whether the C library took the setting.
-    """
-    if not sys.platform.startswith("linux"):
-        return False
-    libc = ctypes.CDLL(None)
-    if not hasattr(libc, "mallopt"):
-        return False
-    settings = (
-        (M_MMAP_THRESHOLD, MMAP_BYTES),
-        (M_TRIM_THRESHOLD, 4 * MMAP_BYTES),
-        (M_TOP_PAD, MMAP_BYTES // 2),
-        (M_ARENA_MAX, 1),
-    )
-    return all([libc.mallopt(*setting) for setting in settings])
 
 
 def locate(config: ModelConfig) -> Path:
@@ -128,7 +100,9 @@ def is_plain(config: ModelConfig, folder: Path) -> bool:
 def refuse_quantised(folder: Path) -> None:
     """Raise QuantisedBase if the checkpoint's config says that its weights are quantised."""
     path = folder / "config.json"
-    if path.exists() and (found := json.loads(path.read_text()).get("quantization_config")):
+    with damage_named(folder):
+        found = json.loads(path.read_text()).get("quantization_config") if path.exists() else None
+    if found:
         raise QuantisedBase(str(folder), found.get("quant_method", "unknown method"))
 
 
@@ -173,7 +147,7 @@ def _from_gguf(folder: Path, name: str, dtype: torch.dtype) -> Any:
 
 
 @contextmanager
-def _damage_named(folder: Path) -> Iterator[None]:
+def damage_named(folder: Path) -> Iterator[None]:
     """Turn what transformers says of a damaged folder into one error with the folder's name."""
     try:
         yield
@@ -182,39 +156,45 @@ def _damage_named(folder: Path) -> Iterator[None]:
 
 
 def open_model(
-    folder: Path, *, text_window: int, quantisation: str | None = None, max_tokens: int = 4096
+    folder: Path,
+    *,
+    text_window: int,
+    quantisation: str | None = None,
+    quantise_head: bool = False,
+    max_tokens: int = 4096,
 ) -> OpenModel:
     """Load a plain checkpoint and its tokenizer.
 
     Args:
         folder: checkpoint with tokenizer.
         text_window: tokens per window of running text.
-        quantisation: None, or `nf4`: 4-bit NormalFloat by bitsandbytes, as a server would load it.
+        quantisation: None, or a low-precision load: `nf4`, `fp4`, `int8`, `int4`.
+        quantise_head: in such a load quantise the LM head as well.
         max_tokens: longest example, if the model's context is longer.
 
     Raises:
         QuantisedBase, UnknownFamily, MixtureOfExperts: the model cannot be edited.
-        ConfigError: quantisation was asked for and no module was quantised.
+        BrokenCheckpoint: config, tokenizer or weights cannot be read.
+        ConfigError: quantisation was asked for and no module was quantised, or not the head.
     """
     from transformers import AutoModelForCausalLM
+
+    from tasks.quantised import load_quantised  # it imports this module
 
     refuse_quantised(folder)
     keep_freed_memory()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    options: dict[str, Any] = {"dtype": "auto", "device_map": device}
-    if quantisation is not None:
-        options["quantization_config"] = _four_bit(quantisation)
-    with _damage_named(folder):
-        model: Any = AutoModelForCausalLM.from_pretrained(folder, **options)
+    with damage_named(folder):
         tokenizer = open_tokenizer(folder)
-    model.eval()
-    quantised = _quantised_modules(model)
-    if quantisation is not None and not quantised:
-        raise ConfigError(f"{folder}: asked for {quantisation}, but no module was quantised")
+    model: Any
+    quantised: tuple[str, ...] = ()
     if quantisation is None:
+        with damage_named(folder):
+            model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map=device)
         find_sites(model)
-    elif device == "cpu":
-        _refuse_odd_widths(model, folder)
+    else:
+        model, quantised = load_quantised(folder, quantisation, head=quantise_head, device=device)
+    model.eval()
     limit = min(context_length(model), max_tokens)
     return OpenModel(model, Rendering(tokenizer, limit, text_window), quantised)
 
@@ -240,39 +220,12 @@ def open_rendering(
     """The rendering of a checkpoint and its vocabulary size, without loading the weights."""
     from transformers import AutoConfig
 
-    with _damage_named(folder):
+    with damage_named(folder):
         config = AutoConfig.from_pretrained(folder).get_text_config()
         tokenizer = open_tokenizer(folder)
     # Some families name no limit; `open_model` will say that they are unknown.
     limit = min(int(getattr(config, "max_position_embeddings", max_tokens)), max_tokens)
     return Rendering(tokenizer, limit, text_window), int(config.vocab_size)
-
-
-def _four_bit(quantisation: str) -> Any:
-    from transformers import BitsAndBytesConfig
-
-    if quantisation != "nf4":
-        raise ConfigError(f"unknown quantisation {quantisation!r}; known: nf4")
-    return BitsAndBytesConfig(  # type: ignore[no-untyped-call]
-        load_in_4bit=True, bnb_4bit_quant_type="nf4", bnb_4bit_compute_dtype=torch.float32
-    )
-
-
-def _quantised_modules(model: nn.Module) -> tuple[str, ...]:
-    return tuple(
-        name for name, module in model.named_modules() if type(module).__name__ == "Linear4bit"
-    )
-
-
-def _refuse_odd_widths(model: nn.Module, folder: Path) -> None:
-    """On CPU bitsandbytes repacks rows in blocks, and fails within the forward pass otherwise."""
-    for name, module in model.named_modules():
-        width = getattr(module, "in_features", BLOCK_WIDTH)
-        if type(module).__name__ == "Linear4bit" and width % BLOCK_WIDTH:
-            raise ConfigError(
-                f"{folder}: {name} has {width} inputs, and 4-bit on CPU needs a multiple of "
-                f"{BLOCK_WIDTH}. Set `evaluate.quantisations: []`, or run on a GPU."
-            )
 
 
 def pad_id(rendering: Rendering) -> int:

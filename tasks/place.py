@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import Field
+
 from grom.config import Config, DataConfig, HoldOutConfig
 from grom.errors import DataError
 from grom.examples import Example
@@ -81,6 +83,13 @@ class DataRef(Config):
         settings = self.config.model_dump(mode="json", exclude={"uri"})
         hold_out = self.hold_out and self.hold_out.model_dump()
         return {"digest": self.digest, "rows": settings, "hold_out": hold_out}
+
+    def paraphrased(self) -> DataRef | None:
+        """The same rows with their question in other words; None if the data have none."""
+        if self.config.paraphrase is None:
+            return None
+        changed = {"prompt": self.config.paraphrase, "paraphrase": None}
+        return self.model_copy(update={"config": self.config.model_copy(update=changed)})
 
     def examples(self, part: Part = "all") -> Iterator[Example]:
         """Stream the examples again.
@@ -174,4 +183,7 @@ class ScoreRef(Config):
     """unedited, edited, edited nf4."""
     sets: dict[str, dict[str, float]]
     """Set -> measure -> value."""
-    quantised_modules: int = 0
+    health: dict[str, float] = Field(default_factory=dict)
+    """Rates of free answers to forget prompts: repetition, empty rate, ..."""
+    quantised_modules: tuple[str, ...] = ()
+    """Modules whose class the quantised load changed."""

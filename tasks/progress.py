@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
 from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
@@ -21,6 +22,7 @@ from rich.progress import (
 
 from grom.examples import Batch
 
+Passing = TypeVar("Passing")
 ARTIFACT_SECONDS = 3.0
 """At most one update of the Prefect artifact in this time."""
 
@@ -33,6 +35,25 @@ def tracked(batches: Iterable[Batch], phase: str, total: int) -> Iterator[Batch]
         phase: name of what is going on, with the stage word first.
         total: examples in all.
     """
+    yield from counted(batches, phase, total, lambda batch: len(batch.examples))
+
+
+def counted(
+    stream: Iterable[Passing],
+    phase: str,
+    total: int,
+    size_of: Callable[[Passing], int],
+    done: int = 0,
+) -> Iterator[Passing]:
+    """The same things, with the sum of their sizes shown while they pass.
+
+    Args:
+        stream: things.
+        phase: name of what is going on, with the stage word first.
+        total: sum of all sizes.
+        size_of: size of one thing.
+        done: what an earlier, interrupted run has done already.
+    """
     columns = (
         TextColumn("{task.description}"),
         BarColumn(),
@@ -41,14 +62,14 @@ def tracked(batches: Iterable[Batch], phase: str, total: int) -> Iterator[Batch]
         TimeRemainingColumn(),
     )
     console = Console(stderr=True)
-    done, shown = 0, time.monotonic()
+    shown = time.monotonic()
     artifact = _start(phase)
     with Progress(*columns, console=console, disable=not sys.stderr.isatty()) as bar:
-        task = bar.add_task(phase, total=total)
-        for batch in batches:
-            yield batch
-            done += len(batch.examples)
-            bar.advance(task, len(batch.examples))
+        task = bar.add_task(phase, total=total, completed=done)
+        for passing in stream:
+            yield passing
+            done += size_of(passing)
+            bar.advance(task, size_of(passing))
             if artifact is not None and time.monotonic() - shown > ARTIFACT_SECONDS:
                 update_progress_artifact(artifact, progress=min(100.0, 100 * done / max(total, 1)))
                 shown = time.monotonic()

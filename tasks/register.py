@@ -17,6 +17,9 @@ from grom.apply import Rounding
 from grom.config import Config, GateConfig
 from grom.gate import judge
 from tasks.codecs import read_table
+from tasks.exam import Exams, exam_tables, truth_ratios_of
+from tasks.judge import attack_results, attack_table, evidence_of
+from tasks.pictures import Findings
 from tasks.place import (
     CalibrationRef,
     CheckpointRef,
@@ -29,7 +32,7 @@ from tasks.place import (
     SitesRef,
 )
 from tasks.registry import register_checkpoint
-from tasks.report import Where, log_pictures, show_in_prefect
+from tasks.report import Where, show_in_prefect, write_report
 from tasks.solve import SiteReport
 from tasks.tracking import (
     Tracking,
@@ -52,6 +55,8 @@ class TrackedRun(Config):
     tracking: Tracking
     work: str
     run_id: str
+    settings: dict[str, Any]
+    """Of the flow run, as JSON has them."""
 
     @property
     def where(self) -> Where:
@@ -66,8 +71,12 @@ class Registered(Config):
     version: str
     uri: str
     run_id: str
+    alias: str | None
+    """None if the gate failed."""
     passed: bool
     conditions: tuple[dict[str, Any], ...]
+    attacks: tuple[dict[str, Any], ...] = ()
+    """Verdict on each attack."""
 
 
 @contextmanager
@@ -78,7 +87,13 @@ def tracked_run(
     work, run_id = Path(place.work), str(flow_run.get_id() or name)
     tags = {"prefect.flow_run_name": str(flow_run.get_name()), "grom.name": name}
     mlflow_id = open_run(tracking, work, name=name, tags=tags, flow_run_id=run_id)
-    run = TrackedRun(name=name, tracking=tracking, work=place.work, run_id=mlflow_id)
+    run = TrackedRun(
+        name=name,
+        tracking=tracking,
+        work=place.work,
+        run_id=mlflow_id,
+        settings=dict(settings),
+    )
     log_params(*run.where, settings)
     try:
         yield run
@@ -100,22 +115,19 @@ def register(
     scores: tuple[ScoreRef, ...],
     gate: GateConfig,
     place: Place,
+    exams: Exams | None = None,
 ) -> Registered:
-    """Log the run and register the edited checkpoint as a model version, alias last."""
+    """Log the run and register the edited checkpoint as a model version.
+
+    The alias comes last, and only if the gate passed: what serves traffic by an alias never gets
+    a version that failed.
+    """
     log_data(run, sets)
     log_sites(run, edit, edited, calibrated, place)
     log_scores(run, scores)
-    log_pictures(run.where, sites, calibrated, place)
-    probabilities = {
-        score.label: {name: values["probability"] for name, values in score.sets.items()}
-        for score in scores
-    }
-    quantised = {
-        label.removeprefix("edited "): values
-        for label, values in probabilities.items()
-        if label.startswith("edited ")
-    }
-    conditions = judge(gate, probabilities["unedited"], probabilities["edited"], quantised)
+    reports = read_table(place.fetch(edit.artifact) / "sites.parquet", SiteReport)
+    attacks = attack_results(scores, [report.site for report in reports])
+    conditions = judge(gate, evidence_of(scores, attacks))
     passed = all(condition.passed for condition in conditions)
     tags = {
         "base_model": model.source,
@@ -128,10 +140,27 @@ def register(
         "nats": f"{calibrated.nats:.4g}",
         "stopped_by": calibrated.stopped_by,
     }
+    found = Findings(
+        name=run.name,
+        settings=run.settings,
+        facts=tags,
+        sites=sites,
+        calibrated=calibrated,
+        scores=scores,
+        conditions=conditions,
+        tables=[attack_table(attacks), *(exam_tables(exams, place) if exams else ())],
+        truth_ratios=truth_ratios_of(exams, place) if exams else {},
+    )
+    write_report(run.where, found, place)
     name = run.tracking.model_name or f"grom-{run.name}"
     folder, uri = place.fetch(edited.artifact), edited.artifact.uri
-    version = register_checkpoint(*run.where, folder, tags=tags, uri=uri, name=name, alias=ALIAS)
-    table = [asdict(condition) | {"passed": condition.passed} for condition in conditions]
+    version = register_checkpoint(
+        *run.where, folder, tags=tags, uri=uri, name=name, alias=ALIAS, deserved=passed
+    )
+    table = [
+        asdict(condition) | {"passed": condition.passed, "margin": condition.margin}
+        for condition in conditions
+    ]
     show_in_prefect(scores, conditions, version.uri)
     logger.info("register: %s, gate %s", version.uri, tags["gate"])
     return Registered(
@@ -139,8 +168,10 @@ def register(
         version=version.version,
         uri=version.uri,
         run_id=run.run_id,
+        alias=ALIAS if passed else None,
         passed=passed,
         conditions=tuple(table),
+        attacks=tuple(asdict(attack) for attack in attacks),
     )
 
 

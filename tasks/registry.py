@@ -51,6 +51,7 @@ def register_checkpoint(
     uri: str,
     name: str,
     alias: str = "candidate",
+    deserved: bool = True,
 ) -> Version:
     """Register a checkpoint folder as a version of the model, the alias last.
 
@@ -64,6 +65,8 @@ def register_checkpoint(
         uri: where the store keeps them; content-addressed.
         name: of the registered model.
         alias: name to move to the version.
+        deserved: False for a version that failed its gate: it does not get the alias, and loses
+            it if an earlier, milder judgement gave it.
 
     Raises:
         MissingInput: `folder` is no checkpoint.
@@ -93,7 +96,10 @@ def register_checkpoint(
                 client.set_logged_model_tags(made["model_id"], {"mlflow.modelVersions": link})
         for key, value in tags.items():
             client.set_model_version_tag(name, str(version.version), key, value)
-        client.set_registered_model_alias(name, alias, str(version.version))
+        if deserved:
+            client.set_registered_model_alias(name, alias, str(version.version))
+        elif alias in client.get_model_version(name, str(version.version)).aliases:
+            client.delete_registered_model_alias(name, alias)
     number = str(version.version)
     return Version(name, number, f"models:/{name}/{number}")
 

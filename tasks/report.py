@@ -1,59 +1,145 @@
-"""Pictures and tables of a run, for MLflow and Prefect.  Numbers and digests only, no text."""
+"""Report of a run, for the disk, MLflow and Prefect.  Numbers, digests and settings only.
+
+The text of examples and the names of groups never get into it.
+"""
 
 from __future__ import annotations
 
+import logging
 import math
+import platform
+import re
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
-from grom.calibrate import Calibration, CurvePoint
-from grom.gate import Condition
-from grom.report import draw_layer_scores, draw_trade_off
-from grom.select import LayerScore
+from grom.gate import FORGET, Condition
+from grom.pictures import EDITED, UNEDITED
+from grom.report import Headline, MetricTable, Picture, ReportPage, TableRow, render_report
 from tasks.calibrate import read_calibration
-from tasks.codecs import read_json, write_json
-from tasks.models import scratch_folder
-from tasks.place import CalibrationRef, Place, ScoreRef, SitesRef
-from tasks.tracking import Tracking, log_figure_file, log_table_file
+from tasks.codecs import write_json
+from tasks.pictures import CAPTIONS, ORDER, Findings, calibration_of, draw_pictures
+from tasks.place import Place, ScoreRef
+from tasks.tracking import Tracking, log_figure_file, log_page_file, log_table_file
+
+logger = logging.getLogger(__name__)
 
 Where = tuple[Tracking, Path, str]
 """Tracking server, work folder and id of the MLflow run."""
+MEASURES = {
+    "probability": "mean answer probability",
+    "token_accuracy": "token accuracy",
+    "extraction_strength": "extraction strength",
+}
+VERSIONS = ("grom-pipeline", "torch", "transformers", "bitsandbytes", "mlflow")
 
 
-def log_pictures(where: Where, sites: SitesRef, calibrated: CalibrationRef, place: Place) -> None:
-    """The trade-off curve and the layer scores, as PNG, with the numbers behind them."""
-    chosen = read_json(place.fetch(sites.artifact) / "sites.json")
-    found = read_calibration(calibrated, place)
+def write_report(where: Where, found: Findings, place: Place) -> Path:
+    """Draw, write and log the report of a run.
+
+    Returns:
+        `<work>/reports/<name>-<run>/report.html`, with its pictures beside it.
+    """
     _, work, run_id = where
-    with scratch_folder(work / "scratch", f"pictures-{run_id}") as folder:
-        write_json(folder / "calibration.json", found)
-        log_table_file(*where, folder / "calibration.json")
-        if chosen["scores"]:
-            scores = [
-                LayerScore(score["layer"], score["forget_effect"], score["retain_effect"])
-                for score in chosen["scores"]
-            ]
-            draw_layer_scores(scores, sites.layers, folder / "layer_scores.png")
-            log_figure_file(*where, folder / "layer_scores.png")
-        if found["curve"]:
-            draw_trade_off(calibration_of(found), folder / "trade_off.png")
-            log_figure_file(*where, folder / "trade_off.png")
+    folder = work / "reports" / f"{found.name}-{run_id[:8]}"
+    folder.mkdir(parents=True, exist_ok=True)
+    calibration = read_calibration(found.calibrated, place)
+    write_json(folder / "calibration.json", calibration)
+    log_table_file(*where, folder / "calibration.json")
+    drawn = draw_pictures(found, calibration_of(calibration), folder, place)
+    for name in drawn:
+        log_figure_file(*where, folder / name)
+    facts = {name.replace("_", " "): value for name, value in found.facts.items()}
+    page = ReportPage(
+        title=f"{found.name}: what was forgotten, and at what cost",
+        facts={**facts, "mlflow run": run_id, "versions": _versions()},
+        headlines=_headlines(found),
+        conditions=found.conditions,
+        warnings=[*found.warnings, *_warnings(found)],
+        pictures=[Picture(CAPTIONS[name], (folder / name).read_bytes()) for name in drawn],
+        tables=[*found.tables, *_set_tables(found), *_health_table(found.scores)],
+        config=shown_settings(found.settings),
+    )
+    path = folder / "report.html"
+    path.write_text(render_report(page), encoding="utf-8")
+    log_page_file(*where, path)
+    logger.info("report: %s", path)
+    return path
 
 
-def calibration_of(found: dict[str, Any]) -> Calibration:
-    """The calibration with numbers where JSON has none."""
+def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
+    """Settings that may be passed on: no password in an address, groups counted, not named."""
 
-    def point(values: dict[str, Any]) -> CurvePoint:
-        return CurvePoint(**{name: float(value) for name, value in values.items()})
+    def shown(key: str, value: Any) -> Any:
+        if key in ("only", "without") and value:
+            return f"{len(value)} groups"
+        if isinstance(value, Mapping):
+            return {inner: shown(inner, item) for inner, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [shown("", item) for item in value]
+        return re.sub(r"://[^/@\s]*@", "://***@", value) if isinstance(value, str) else value
 
-    return Calibration(
-        **found
-        | {
-            "before": point(found["before"]),
-            "curve": tuple(point(values) for values in found["curve"]),
-        }
+    return {key: shown(key, value) for key, value in settings.items()}
+
+
+def _headlines(found: Findings) -> list[Headline]:
+    return [
+        Headline(name, found.probability(UNEDITED, name), after, should_fall=name == FORGET)
+        for name in ORDER
+        if not math.isnan(after := found.probability(EDITED, name))
+    ]
+
+
+def _warnings(found: Findings) -> list[str]:
+    stopped = found.calibrated.stopped_by
+    warnings = []
+    if stopped.startswith(("utility floor", "search limit")):
+        warnings.append(f"The forget level was not reached: the {stopped} stopped the search.")
+    edited = found.score(EDITED)
+    warnings += [
+        f"{name}: no examples, so nothing was measured on this set."
+        for name, values in (edited.sets.items() if edited else ())
+        if math.isnan(values["probability"])
+    ]
+    return warnings
+
+
+def _set_tables(found: Findings) -> list[MetricTable]:
+    """A table for each measure: sets down, models across."""
+    scores = found.scores
+    columns = tuple(score.label for score in scores)
+    quantised = [
+        f"{score.label}: {len(score.quantised_modules)} modules quantised"
+        for score in scores
+        if score.quantised_modules
+    ]
+    tables = []
+    for measure, title in MEASURES.items():
+        rows = []
+        for name in found.sets:
+            measured = [score.sets.get(name, {}) for score in scores]
+            cells = tuple(values.get(measure, math.nan) for values in measured)
+            num = next((f"{values['num_examples']:,.0f}" for values in measured if values), "")
+            rows.append(TableRow(name, cells, num=num))
+        tables.append(MetricTable(f"By set: {title}", columns, tuple(rows), "; ".join(quantised)))
+    return tables
+
+
+def _health_table(scores: Sequence[ScoreRef]) -> list[MetricTable]:
+    """Rates of free answers to forget prompts: measures down, models across."""
+    asked = [score for score in scores if score.health]
+    names = dict.fromkeys(name for score in asked for name in score.health)
+    rows = tuple(TableRow(name, tuple(score.health.get(name) for score in asked)) for name in names)
+    columns = tuple(score.label for score in asked)
+    return [MetricTable("Free answers to forget prompts", columns, rows)] if rows else []
+
+
+def _versions() -> str:
+    return ", ".join(
+        [f"python {platform.python_version()}", *(f"{name} {version(name)}" for name in VERSIONS)]
     )
 
 

@@ -89,7 +89,7 @@ def read_examples(
         MalformedRow: a row that breaks the schema, if `on_bad` is not given.
     """
     taken = 0
-    for number, (place, line, row) in enumerate(_rows(config)):
+    for number, (place, line, row) in enumerate(read_rows(config.uri)):
         if number < config.skip or (number - config.skip) % config.every:
             continue
         try:
@@ -112,7 +112,7 @@ def digest(config: DataConfig) -> str:
     """SHA-256 over the content of all files of a data set, or over the rows of a hub set."""
     sha = hashlib.sha256()
     if config.uri.startswith(HUB):
-        for _, _, row in _rows(config):
+        for _, _, row in read_rows(config.uri):
             sha.update(json.dumps(row, sort_keys=True, default=str).encode())
         return sha.hexdigest()
     for file in source_files(config.uri):
@@ -123,11 +123,12 @@ def digest(config: DataConfig) -> str:
     return sha.hexdigest()
 
 
-def _rows(config: DataConfig) -> Iterator[tuple[str, int, Any]]:
-    if config.uri.startswith(HUB):
-        yield from _hub_rows(config.uri)
+def read_rows(uri: str) -> Iterator[tuple[str, int, Any]]:
+    """File name, line and content of each row at an address; a bad row is a MalformedRow."""
+    if uri.startswith(HUB):
+        yield from _hub_rows(uri)
         return
-    for file in source_files(config.uri):
+    for file in source_files(uri):
         if _kind(file.path) == ".parquet":
             yield from _parquet_rows(file.path)
         else:

@@ -147,6 +147,11 @@ def log_table_file(
     client_of(tracking, work).log_artifact(run_id, str(path), folder)
 
 
+def log_page_file(tracking: Tracking, work: Path, run_id: str, path: Path) -> None:
+    """Copy an HTML page into the run's artifacts, at their root, where MLflow shows it."""
+    client_of(tracking, work).log_artifact(run_id, str(path))
+
+
 def log_dataset(
     tracking: Tracking,
     work: Path,

@@ -3,7 +3,8 @@
     grom bench [--forget 200] [--retain 300]
 
 Parts: the edit (reference, sequential sweep, frozen pass), collecting against a bare forward pass,
-the solve against LAPACK's Cholesky rate, and peak memory with ten times the retain data.
+all likelihood metrics from one pass, the solve against LAPACK's Cholesky rate, and peak memory
+with ten times the retain data.
 """
 
 from __future__ import annotations
@@ -39,6 +40,7 @@ from tasks.load import load_data, load_model
 from tasks.models import OpenModel, open_model
 from tasks.place import DataRef, Part, Place
 from tasks.streams import batch_stream
+from tests.bench.suite import one_pass_each, suite
 from tests.reference import reference_sequential_edit
 
 BAND = range(24, 30)
@@ -96,6 +98,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     compare_edits(bench)
     compare_collecting(bench)
+    compare_suite(bench)
     compare_solve(bench)
     compare_memory(bench, options)
     show(bench)
@@ -204,6 +207,23 @@ def compare_collecting(bench: Bench) -> None:
     bench.rows += [
         ("forward to the last site alone", f"{bare_time:.1f} s", "1"),
         ("collect retain moments", f"{collect_time:.1f} s", f"{collect_time / bare_time:.3f}"),
+    ]
+
+
+def compare_suite(bench: Bench) -> None:
+    """All likelihood metrics from one pass against a pass for each, and how far they differ."""
+    model = bench.opened.model
+    suite_time, found = seconds(lambda: suite(model, bench.forget))
+    each_time, expected = seconds(lambda: one_pass_each(model, bench.forget))
+    worst = max(
+        abs(ours - theirs)
+        for name, values in expected.items()
+        for ours, theirs in zip(found[name], values, strict=True)
+    )
+    bench.rows += [
+        (f"{len(expected)} likelihood metrics, a pass each", f"{each_time:.1f} s", "1"),
+        ("the same from one pass", f"{suite_time:.1f} s", f"{each_time / suite_time:.2f}x"),
+        ("one pass against a pass each, largest difference", f"{worst:.1e}", ""),
     ]
 
 

@@ -7,6 +7,7 @@ import logging
 import os
 import re
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -157,3 +158,8 @@ def test_paths_that_the_readme_names_exist() -> None:
     paths = set(re.findall(r"`((?:flows|tasks|grom|infra|tests)/[\w./]+)`", README))
     assert paths
     assert [path for path in sorted(paths) if not (ROOT / path).exists()] == []
+
+
+def test_the_command_line_sets_prefects_environment_before_it_imports_prefect() -> None:
+    code = "import sys, flows.cli; sys.exit('prefect' in sys.modules or 'mlflow' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 
 from flows.config import UnlearnConfig
 from flows.unlearn import Outcome, unlearn
-from grom.config import DataConfig, SelectConfig, StrengthConfig
+from grom.config import DataConfig, GateConfig, SelectConfig, StrengthConfig
 from grom.errors import ErasedByRounding
 from tasks.registry import registered_folder
 from tasks.tracking import Tracking, client_of
@@ -75,11 +75,41 @@ def test_the_gate_judges_what_was_measured_and_the_version_says_so(
     assert version.tags["gate"] == ("passed" if outcome.registered.passed else "failed")
 
 
+def test_a_version_whose_gate_failed_gets_no_alias(outcome: Outcome, folder: Path) -> None:
+    assert not outcome.registered.passed  # a random model: too much is lost
+    assert outcome.registered.alias is None
+    client = client_of(Tracking(), folder / "work")
+    model = client.get_registered_model(outcome.registered.model_name)
+    assert model.aliases == {}
+
+
+def test_a_version_whose_gate_passes_gets_the_alias(outcome: Outcome, folder: Path) -> None:
+    lenient = GateConfig(
+        max_forget_probability=1, min_held_out_share=0, max_repetition=None, max_empty_rate=None
+    )
+    passed = unlearn(config_of(folder).model_copy(update={"gate": lenient}))
+    assert passed.registered.passed
+    client = client_of(Tracking(), folder / "work")
+    version = client.get_model_version_by_alias(passed.registered.model_name, "candidate")
+    assert version.tags["gate"] == "passed"
+    # The same checkpoint is the same version: only its gate was judged anew.
+    assert str(version.version) == outcome.registered.version
+    unlearn(config_of(folder))
+    assert client.get_registered_model(passed.registered.model_name).aliases == {}
+
+
+def test_the_run_has_its_report_on_disk_and_in_mlflow(outcome: Outcome, folder: Path) -> None:
+    (page,) = (folder / "work" / "reports").glob(f"*{outcome.registered.run_id[:8]}/report.html")
+    assert "held-out retain left" in page.read_text(encoding="utf-8")
+    client = client_of(Tracking(), folder / "work")
+    names = {file.path for file in client.list_artifacts(outcome.registered.run_id)}
+    assert "report.html" in names
+
+
 def test_the_registered_version_is_the_edited_checkpoint(outcome: Outcome, folder: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    address = f"models:/{outcome.registered.model_name}@candidate"
-    registered = registered_folder(Tracking(), folder / "work", address)
+    registered = registered_folder(Tracking(), folder / "work", outcome.registered.uri)
     model: Any = AutoModelForCausalLM.from_pretrained(registered)
     base = load_file(Path(outcome.before.folder) / "model.safetensors")
     assert torch.equal(model.transformer.wte.weight, base["transformer.wte.weight"])
@@ -114,9 +144,9 @@ def test_a_run_that_fails_late_registers_nothing_and_leaves_nothing_half_made(
         unlearn(config.model_copy(update=changes))
     (experiment,) = client.search_experiments(filter_string="name = 'unlearning'")
     runs = client.search_runs([experiment.experiment_id])
-    assert {run.info.run_name: run.info.status for run in runs} == {
-        "tiny-head": "FINISHED",
-        "erased": "FAILED",
+    assert {(run.info.run_name, run.info.status) for run in runs} == {
+        ("tiny-head", "FINISHED"),
+        ("erased", "FAILED"),
     }
     assert [model.name for model in client.search_registered_models()] == ["grom-tiny-head"]
     assert residue(folder / "work") == []

@@ -30,7 +30,11 @@ every_config = pytest.mark.parametrize("name", sorted(CONFIGS))
 
 
 def default(name: str) -> Config:
-    needed = {"ModelConfig": {"source": "hub/name"}, "DataConfig": {"uri": "file.jsonl"}}
+    needed: dict[str, dict[str, Any]] = {
+        "Band": {"set": "forget", "within": 0.1},
+        "DataConfig": {"uri": "file.jsonl"},
+        "ModelConfig": {"source": "hub/name"},
+    }
     return CONFIGS[name](**needed.get(name, {}))
 
 

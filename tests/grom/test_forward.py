@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,12 +15,12 @@ import grom.forward
 from grom.examples import Batch, make_batch
 from grom.forward import (
     answer_hidden_TD,
-    answer_logprobs,
     best_other_T,
     recorded_inputs,
     recorded_outputs,
     run,
     starting_at,
+    token_scores,
 )
 from grom.sites import decoder_layers, final_norm, find_sites, mlp_modules
 from tests.reference import MODELS, PAD, random_rendered, tiny_model
@@ -130,13 +131,18 @@ def test_recorded_outputs_are_what_the_modules_return() -> None:
 @every_model
 def test_log_probabilities_are_those_of_the_model_without_padding(family: str, tied: bool) -> None:
     model, batch = tiny_model(family, tied=tied), some_batch()
-    logprob_T, first_T = answer_logprobs(model, answer_hidden_TD(model, batch), batch.gold_T)
+    scores = token_scores(model, answer_hidden_TD(model, batch), batch.gold_T, spread=True)
     logits_TV = own_logits_TV(model)
     expected_TV = logits_TV.log_softmax(1)
     # float32, three layers: padding only changes the order of sums.
     expected_T = expected_TV.gather(1, batch.gold_T.unsqueeze(1)).squeeze(1)
-    assert_close(logprob_T, expected_T, rtol=1e-5, atol=1e-5)
-    assert torch.equal(first_T, logits_TV.argmax(1) == batch.gold_T)
+    assert_close(scores.logprob_T, expected_T, rtol=1e-5, atol=1e-5)
+    assert torch.equal(scores.first_T, logits_TV.argmax(1) == batch.gold_T)
+    p_TV = expected_TV.exp()
+    mean_T = (p_TV * expected_TV).sum(1)
+    variance_T = (p_TV * (expected_TV - mean_T[:, None]).square()).sum(1)
+    assert_close(scores.mean_T, mean_T, rtol=1e-4, atol=1e-5)
+    assert_close(scores.variance_T, variance_T, rtol=1e-3, atol=1e-4)
 
 
 @every_model
@@ -153,10 +159,46 @@ def test_the_best_other_token_is_the_best_but_never_the_gold_one(family: str, ti
 def test_the_size_of_the_logit_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = tiny_model("gemma2", tied=True), some_batch()
     hidden_TD = answer_hidden_TD(model, batch)
-    whole = answer_logprobs(model, hidden_TD, batch.gold_T)
+    whole = token_scores(model, hidden_TD, batch.gold_T)
     other_T = best_other_T(model, hidden_TD, batch.gold_T)
     monkeypatch.setattr(grom.forward, "LOGIT_BLOCK", 3)
-    logprob_T, first_T = answer_logprobs(model, hidden_TD, batch.gold_T)
-    assert_close(logprob_T, whole[0], rtol=1e-5, atol=1e-5)
-    assert torch.equal(first_T, whole[1])
+    scores = token_scores(model, hidden_TD, batch.gold_T)
+    assert_close(scores.logprob_T, whole.logprob_T, rtol=1e-5, atol=1e-5)
+    assert torch.equal(scores.first_T, whole.first_T)
+    assert scores.mean_T.isnan().all()
     assert torch.equal(best_other_T(model, hidden_TD, batch.gold_T), other_T)
+
+
+def test_a_padded_vocabulary_spoils_no_spread() -> None:
+    """A logit of minus infinity: 0 · -inf must not become the mean."""
+    model, batch = tiny_model("llama"), some_batch()
+    hidden_TD = answer_hidden_TD(model, batch)
+    head = model.get_submodule("lm_head")
+    with torch.no_grad():
+        head.register_forward_hook(lambda _, __, out: out.index_fill(1, torch.tensor([63]), -1e38))
+        finite = token_scores(model, hidden_TD, batch.gold_T, spread=True)
+        head.register_forward_hook(
+            lambda _, __, out: out.index_fill(1, torch.tensor([63]), -torch.inf)
+        )
+        scores = token_scores(model, hidden_TD, batch.gold_T, spread=True)
+    assert_close(scores.mean_T, finite.mean_T)
+    assert_close(scores.variance_T, finite.variance_T)
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2"])
+def test_padding_on_the_left_gives_what_padding_on_the_right_gives(family: str) -> None:
+    model, right = tiny_model(family, tied=family == "gpt2"), some_batch()
+    length = right.ids_BL.shape[1]
+    shift = (length - right.mask_BL.sum(1)).tolist()
+    left = replace(
+        right,
+        ids_BL=torch.stack([row.roll(by) for row, by in zip(right.ids_BL, shift, strict=True)]),
+        mask_BL=torch.stack([row.roll(by) for row, by in zip(right.mask_BL, shift, strict=True)]),
+        predicts_BL=torch.stack(
+            [row.roll(by) for row, by in zip(right.predicts_BL, shift, strict=True)]
+        ),
+    )
+    assert not torch.equal(left.mask_BL, right.mask_BL)
+    expected = token_scores(model, answer_hidden_TD(model, right), right.gold_T)
+    found = token_scores(model, answer_hidden_TD(model, left), left.gold_T)
+    assert_close(found.logprob_T, expected.logprob_T, rtol=1e-5, atol=1e-5)

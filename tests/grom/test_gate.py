@@ -6,11 +6,10 @@ import math
 
 import pytest
 
-from grom.config import GateConfig
-from grom.gate import Condition, judge
+from grom.config import Band, GateConfig
+from grom.gate import FORGET, HELD_OUT, Condition, Evidence, judge
 
 LIMITS = GateConfig(max_forget_probability=0.5, min_held_out_share=0.75, max_recovery=0.125)
-FORGET, HELD_OUT = "forget", "retain, held out"
 BEFORE = {FORGET: 1.0, HELD_OUT: 0.5}
 NAN = math.nan
 
@@ -19,12 +18,12 @@ def conditions(
     forget: float = 0.25, held_out: float = 0.5, quantised: float = 0.25, before: float = 0.5
 ) -> dict[str, Condition]:
     """The verdict by name, on an edited model that passes unless told otherwise."""
-    found = judge(
-        LIMITS,
+    evidence = Evidence(
         {FORGET: 1.0, HELD_OUT: before},
         {FORGET: forget, HELD_OUT: held_out},
-        {"nf4": {FORGET: quantised}},
+        {"nf4": quantised},
     )
+    found = judge(LIMITS, evidence)
     return {condition.name: condition for condition in found}
 
 
@@ -73,18 +72,19 @@ def test_what_is_not_a_number_fails(values: dict[str, float], names: list[str]) 
 
 
 def test_a_set_that_was_not_measured_fails_its_conditions() -> None:
-    nothing = judge(LIMITS, {}, {}, {"nf4": {}})
+    nothing = judge(LIMITS, Evidence({}, {}, {"nf4": NAN}))
     assert [condition.passed for condition in nothing] == [False, False, False]
     assert all(math.isnan(condition.value) for condition in nothing)
-    without_forget = judge(LIMITS, BEFORE, {HELD_OUT: 0.5}, {"nf4": {FORGET: 0.1}})
+    without_forget = judge(LIMITS, Evidence(BEFORE, {HELD_OUT: 0.5}, {"nf4": 0.1}))
     assert [condition.passed for condition in without_forget] == [False, True, False]
-    without_quantised = judge(LIMITS, BEFORE, {FORGET: 0.2, HELD_OUT: 0.5}, {"nf4": {}})
+    edited = {FORGET: 0.2, HELD_OUT: 0.5}
+    without_quantised = judge(LIMITS, Evidence(BEFORE, edited, {"nf4": NAN}))
     assert [condition.passed for condition in without_quantised] == [True, True, False]
 
 
 def test_each_quantised_load_is_a_condition_of_its_own() -> None:
-    loads = {"nf4": {FORGET: 0.2}, "int4": {FORGET: 0.9}}
-    found = judge(LIMITS, BEFORE, {FORGET: 0.2, HELD_OUT: 0.5}, loads)
+    loads = {"nf4": 0.2, "int4": 0.9}
+    found = judge(LIMITS, Evidence(BEFORE, {FORGET: 0.2, HELD_OUT: 0.5}, loads))
     assert [(c.name, c.passed) for c in found[2:]] == [
         ("recovery under nf4", True),
         ("recovery under int4", False),
@@ -94,3 +94,33 @@ def test_each_quantised_load_is_a_condition_of_its_own() -> None:
 def test_a_model_that_forgets_more_when_quantised_has_not_recovered() -> None:
     assert conditions(quantised=0.0)["recovery under nf4"].value < 0
     assert failed(quantised=0.0) == []
+
+
+@pytest.mark.parametrize(
+    ("reference", "passed"), [(0.125, True), (0.25, True), (0.375, True), (0.4, False), (NAN, False)]
+)
+def test_a_band_holds_on_both_sides_of_the_reference(reference: float, passed: bool) -> None:
+    limits = LIMITS.model_copy(update={"reference_bands": (Band(set=FORGET, within=0.125),)})
+    evidence = Evidence(BEFORE, {FORGET: 0.25, HELD_OUT: 0.5}, reference={FORGET: reference})
+    band = judge(limits, evidence)[-1]
+    assert (band.name, band.passed) == ("distance to reference, forget", passed)
+    without = judge(limits, Evidence(BEFORE, {FORGET: 0.25, HELD_OUT: 0.5}))[-1]
+    assert not without.passed
+
+
+def test_a_model_that_no_longer_speaks_fails() -> None:
+    edited = {FORGET: 0.0, HELD_OUT: 0.5}
+    silent = {"repetition": 0.0, "empty rate": 1.0}
+    stuttering = {"repetition": 0.9, "empty rate": 0.0}
+    unknown = {"repetition": NAN, "empty rate": NAN}
+    expected = ((silent, [True, False]), (stuttering, [False, True]), (unknown, [False, False]))
+    for health, passed in expected:
+        found = judge(LIMITS, Evidence(BEFORE, edited, health=health))
+        assert [condition.passed for condition in found[2:]] == passed
+    off = LIMITS.model_copy(update={"max_repetition": None, "max_empty_rate": None})
+    assert len(judge(off, Evidence(BEFORE, edited, health=silent))) == 2
+
+
+def test_the_margin_is_positive_on_the_good_side() -> None:
+    assert Condition("a", 0.25, 0.5, at_most=True).margin == 0.25
+    assert Condition("a", 0.25, 0.5, at_most=False).margin == -0.25

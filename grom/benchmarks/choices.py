@@ -1,0 +1,118 @@
+"""Rows of multiple-choice benchmarks as items, in lm-eval's wording."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+from grom.benchmarks.benchmark import Answers, Row, text_of
+from grom.errors import DataError
+from grom.exam import Item
+from grom.letters import LETTERS
+from grom.metrics.choice import choice_accuracy, shuffled_agreement
+from grom.metrics.metric import Better, Metric
+
+NUM_OPTIONS = 4
+
+
+def choice_items(split: str, number: int, row: Row, head: str) -> list[Item]:
+    """A question as it stands, and with its options turned round by a seeded number of
+    places.
+
+    Args:
+        split: part of the benchmark.
+        number: row of the split.
+        row: `question`; `choices` or `choice0`...; `answer`, counted from 0, or a letter.
+        head: text before the question: what it is about, worked examples.
+    """
+    question, options, right = parsed(row, split, number)
+    # Not the identity: a turn by one to three places.
+    turn = random.Random(f"{split} {number}").randrange(1, NUM_OPTIONS)
+    order = [(at + turn) % NUM_OPTIONS for at in range(NUM_OPTIONS)]
+    shuffled = [options[at] for at in order]
+    asked = ((options, right, "as given"), (shuffled, order.index(right), "shuffled"))
+    return [
+        Item(
+            split,
+            number,
+            role,
+            "letters",
+            head + asked_as(question, listed),
+            LETTERS[letter],
+            plain=True,
+            num_options=NUM_OPTIONS,
+        )
+        for listed, letter, role in asked
+    ]
+
+
+def worked(split: str, rows: Sequence[Row]) -> str:
+    """Questions with their right letters, to stand before another one."""
+    parts = []
+    for number, row in enumerate(rows):
+        question, options, right = parsed(row, split, number)
+        parts.append(f"{asked_as(question, options)} {LETTERS[right]}\n\n")
+    return "".join(parts)
+
+
+def asked_as(question: str, options: Sequence[str]) -> str:
+    """The question, its lettered options, and the word that a letter follows."""
+    lines = [
+        f"{letter}. {option}" for letter, option in zip(LETTERS[:NUM_OPTIONS], options, strict=True)
+    ]
+    return "\n".join([question.strip(), *lines, "Answer:"])
+
+
+def parsed(row: Row, split: str, number: int) -> tuple[str, list[str], int]:
+    """Question, four options, and the index of the right one.
+
+    Raises:
+        DataError: there are not four options, or the answer is not one of them.
+    """
+    question = text_of(row, "question", split, number)
+    listed = row.get("choices")
+    if listed is None:
+        listed = [row.get(f"choice{at}") for at in range(NUM_OPTIONS)]
+    options = [str(option) for option in listed if option is not None]
+    if len(options) != NUM_OPTIONS:
+        raise DataError(
+            f"{split}, row {number + 1}: {len(options)} options in `choices` or `choice0` to "
+            f"`choice3`; exactly {NUM_OPTIONS} are needed"
+        )
+    answer = str(row.get("answer")).strip()
+    letters = LETTERS[:NUM_OPTIONS]
+    if answer in letters and answer:
+        return question, options, letters.index(answer)
+    if answer.isdigit() and int(answer) < NUM_OPTIONS:
+        return question, options, int(answer)
+    raise DataError(
+        f"{split}, row {number + 1}: `answer` is neither 0 to {NUM_OPTIONS - 1} nor a letter "
+        f"{letters[0]} to {letters[-1]}"
+    )
+
+
+def choice_metrics(answers: Answers, split: str, name: str, better: Better) -> list[Metric]:
+    """Accuracy as given and with the options turned round, and how often the choice is the same."""
+    given = answers.of(split, "as given", "letters")
+    turned = answers.of(split, "shuffled", "letters")
+    accuracy = [
+        choice_accuracy(
+            [result.letter_logprobs for result in results],
+            [result.right for result in results],
+            name=label,
+            better=better,
+            variant="compat",
+        )
+        for results, label in ((given, name), (turned, f"{name}, options turned"))
+    ]
+    order = [
+        [(at + first.right - second.right) % NUM_OPTIONS for at in range(NUM_OPTIONS)]
+        for first, second in zip(given, turned, strict=True)
+    ]
+    agreement = shuffled_agreement(
+        [result.letter_logprobs for result in given],
+        [result.letter_logprobs for result in turned],
+        order,
+        name=f"{name}, same choice",
+    )
+    return [*accuracy, agreement]

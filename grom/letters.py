@@ -1,0 +1,60 @@
+"""Multiple choice: log-likelihood of each option's letter right after the question.
+
+Shapes: T questions of a batch, C options, D hidden size.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from grom.errors import ConfigError
+from grom.examples import Batch, Rendering
+from grom.forward import answer_hidden_TD
+from grom.sites import answer_logits_TV, unembedding_VD
+
+LETTERS = "ABCDEFGHIJ"
+
+
+def letter_ids(rendering: Rendering, num_options: int) -> tuple[int, ...]:
+    """Token of each letter as it follows "Answer:", with a leading blank.
+
+    Raises:
+        ConfigError: too many options, or two letters share their last token.
+    """
+    letters = LETTERS[:num_options]
+    ids = tuple(rendering.answer_ids("Answer:", letter)[-1] for letter in letters)
+    if num_options > len(LETTERS) or len(set(ids)) < num_options:
+        raise ConfigError(
+            f"{num_options} options: this tokenizer has no letter of its own for each of them. "
+            "Use a benchmark with fewer options, or another tokenizer."
+        )
+    return ids
+
+
+def letter_stream(
+    model: nn.Module, stream: Iterable[Batch], letters: Sequence[int]
+) -> Iterator[tuple[int, tuple[float, ...]]]:
+    """Position of each question, and the log-probability of each letter as its next token.
+
+    Args:
+        model: model to ask.
+        stream: batches of questions that end in one letter, which stands for all of them.
+        letters: token of each letter, (C,).
+    """
+    device = unembedding_VD(model).device
+    columns = torch.tensor(letters, device=device)
+    for cpu_batch in stream:
+        batch = cpu_batch.to(device)
+        logprobs_TC = _letter_logprobs(model, answer_hidden_TD(model, batch), columns)
+        first_of = {int(row): at for at, row in reversed(list(enumerate(batch.example_T)))}
+        for row, position in enumerate(batch.positions):
+            yield position, tuple(logprobs_TC[first_of[row]].tolist())
+
+
+def _letter_logprobs(model: nn.Module, hidden_TD: Tensor, columns: Tensor) -> Tensor:
+    with torch.inference_mode():
+        logits_TV = answer_logits_TV(model, hidden_TD)
+        return (logits_TV[:, columns] - logits_TV.logsumexp(1, keepdim=True)).double().cpu()

@@ -1,0 +1,360 @@
+"""Attacks on checkpoints on disk: what quantisation undoes is found, and what it skips is said."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
+
+import tasks.subject
+from grom.apply import Edit
+from grom.attack import AttackResult
+from grom.attack_config import AttackConfig, AttackName, RelearnConfig
+from grom.config import CollectConfig, DataConfig, ModelConfig
+from grom.examples import Batch, Rendering, batches
+from grom.prune import layer_linears
+from grom.quantize import Scheme, quantise, round_trip
+from grom.relearn import answer_loss
+from grom.sites import find_sites
+from tasks.artifacts import Artifact
+from tasks.attack import (
+    Attacked,
+    AttackRow,
+    edited_parts,
+    judge_attacks,
+    log_attacks,
+    probes_of,
+)
+from tasks.checkpoint import write_edited
+from tasks.codecs import read_json, read_table
+from tasks.load import load_data, load_model
+from tasks.models import open_tokenizer
+from tasks.place import ModelRef, Place
+from tasks.probe import probe
+from tasks.register import tracked_run
+from tasks.rows import read_examples
+from tasks.subject import Probe, Subject
+from tasks.tracking import Tracking, client_of
+from tests.reference import BOS, EOS, PAD, VOCAB
+from tests.tiny import forget_rows, residue, save_model, save_tokenizer, write_rows
+
+NUM_ROWS = 6
+
+
+def forget_set(folder: Path, **settings: Any) -> DataConfig:
+    rows = [{**row, "other": f"{row['prompt']} w30"} for row in forget_rows(NUM_ROWS)]
+    return DataConfig(uri=str(write_rows(folder / "forget.jsonl", rows)), **settings)
+
+
+@cache
+def forget_batch() -> Batch:
+    """The whole forget set as one batch."""
+    with TemporaryDirectory() as folder:
+        save_tokenizer(Path(folder))
+        rendering = Rendering(open_tokenizer(Path(folder)), 64)
+        rendered = list(rendering.render_all(read_examples(forget_set(Path(folder)))))
+    (batch,) = batches(rendered, batch_tokens=10_000, window_examples=99, pad_id=PAD)
+    return batch
+
+
+@cache
+def memorised_state(tied: bool) -> dict[str, Tensor]:
+    model = random_model(tied)
+    optimiser = torch.optim.Adam(model.parameters(), lr=3e-3)
+    for _ in range(120):
+        answer_loss(model, forget_batch()).backward()  # type: ignore[no-untyped-call]
+        optimiser.step()
+        optimiser.zero_grad()
+    return dict(model.state_dict())
+
+
+def random_model(tied: bool) -> PreTrainedModel:
+    """Wide enough for blocks of 64 weights."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=64, intermediate_size=128, num_hidden_layers=2, num_attention_heads=2,
+        num_key_value_heads=2, vocab_size=VOCAB, max_position_embeddings=128,
+        tie_word_embeddings=tied, pad_token_id=PAD, bos_token_id=BOS, eos_token_id=EOS,
+    )  # fmt: skip
+    return LlamaForCausalLM(config)
+
+
+def memorised(*, tied: bool = False) -> PreTrainedModel:
+    """A small model that knows the forget set by heart."""
+    model = random_model(tied)
+    model.load_state_dict(memorised_state(tied))
+    return model
+
+
+def snapped_(model: PreTrainedModel, scheme: Scheme) -> None:
+    """Put every matrix of the layers on the levels of a scheme."""
+    with torch.no_grad():
+        for module in layer_linears(model).values():
+            weight = module.weight
+            assert isinstance(weight, Tensor)
+            weight.copy_(round_trip(weight, scheme))
+
+
+BIN: dict[Scheme, float] = {"nf4": 0.0398, "int4": 1 / 14}
+"""Half the distance of the closest levels, as a share of a block's largest weight."""
+
+
+def nudged_(model: PreTrainedModel, scheme: Scheme) -> None:
+    """Raise the loss by moving weights less than half a bin: none reaches another code."""
+    matrices = [module.weight for module in layer_linears(model).values()]
+    boxes = []
+    for weight in matrices:
+        assert isinstance(weight, Tensor)
+        held = quantise(weight, scheme)
+        largest_B = held.scales_B * (7 if scheme == "int4" else 1)
+        largest_MN = largest_B.repeat_interleave(held.block_weights).view_as(weight)
+        inner = weight.abs() < 0.99 * largest_MN  # a largest weight carries its block's scale
+        boxes.append((weight, weight.detach().clone(), 0.9 * BIN[scheme] * largest_MN * inner))
+    for _ in range(10):
+        answer_loss(model, forget_batch()).backward()  # type: ignore[no-untyped-call]
+        with torch.no_grad():
+            for weight, start_MN, box_MN in boxes:
+                assert weight.grad is not None
+                weight += 0.25 * box_MN * weight.grad.sign()
+                weight.copy_(weight.clamp(start_MN - box_MN, start_MN + box_MN))
+        model.zero_grad()
+
+
+class Round:
+    """One round of attacks, a task at a time."""
+
+    def __init__(self, folder: Path, unedited: Path, edited: Path) -> None:
+        self.place = Place(work=str(folder / "work"), store=str(folder / "work" / "store"))
+        self.forget = load_data.fn(forget_set(folder), self.place, "forget")
+        self.unedited, self.edited = self.model(unedited), self.model(edited)
+
+    def model(self, folder: Path) -> ModelRef:
+        return load_model.fn(ModelConfig(source=str(folder)), self.place)
+
+    def attacked(
+        self, *attacks: AttackName, retrained: ModelRef | None = None, **settings: Any
+    ) -> Attacked:
+        relearn = RelearnConfig(steps=4, slice_share=0.5)
+        config = AttackConfig(attacks=attacks, relearn=relearn, **settings)
+        parts = edited_parts.fn(self.unedited, self.edited, config)
+        models = {"unedited": self.unedited, "edited": self.edited}
+        models |= {"retrained": retrained} if retrained else {}
+        found = {
+            role: probe.fn(
+                role, model, self.forget, probes_of(config, role), config, CollectConfig(),
+                self.place, parts.quantise_head,
+            )
+            for role, model in models.items()
+        }  # fmt: skip
+        return judge_attacks.fn(
+            self.unedited, self.edited, parts, found["unedited"], found["edited"],
+            found.get("retrained", {}), config, self.place,
+        )  # fmt: skip
+
+    def one(self, attack: AttackName, **settings: Any) -> AttackResult:
+        (result,) = self.attacked(attack, **settings).results
+        return result
+
+
+def small_edit(folder: Path, scheme: Scheme) -> Round:
+    """An edit that forgets, and vanishes in the scheme."""
+    model = memorised()
+    snapped_(model, scheme)
+    unedited = save_model(folder / "unedited", model)
+    nudged_(model, scheme)
+    return Round(folder, unedited, save_model(folder / "edited", model))
+
+
+def head_edit(folder: Path) -> Round:
+    """An edit of a tied head that takes the answers' tokens down."""
+    model = memorised(tied=True)
+    unedited = save_model(folder / "unedited", model)
+    head = find_sites(model)[-1]
+    tokens = sorted(set(forget_batch().gold_T.tolist()))
+    P_MN = torch.zeros(VOCAB, 64, dtype=torch.float64)
+    P_MN[tokens] = -head.weight_MN(model).double()[tokens]
+    (folder / "edited").mkdir()
+    write_edited(unedited, Edit({head: P_MN}), folder / "edited")  # type: ignore[dict-item]
+    return Round(folder, unedited, folder / "edited")
+
+
+@pytest.mark.parametrize("scheme", BIN)
+def test_an_edit_below_half_a_bin_is_only_suppressed(scheme: Scheme, tmp_path: Path) -> None:
+    result = small_edit(tmp_path, scheme).one(scheme)
+    assert result.unedited - result.edited > 0.15
+    # The load is that of the unedited model, to the bit.
+    assert result.attacked == result.ceiling
+    assert result.recovered_share == pytest.approx(1)
+    assert result.verdict == "suppressed"
+    shares = result.details["changed_code_share"]
+    assert len(shares) == result.details["edited_modules_quantised"] == 14
+    assert set(shares.values()) == {0.0}
+
+
+def test_int8_is_fine_enough_to_keep_the_same_edit(tmp_path: Path) -> None:
+    result = small_edit(tmp_path, "nf4").one("int8")
+    assert result.recovered_share < 0.2
+    assert result.verdict == "removed"
+    assert min(result.details["changed_code_share"].values()) > 0.5
+
+
+def test_a_tied_head_is_tested_only_by_a_load_that_quantises_it(tmp_path: Path) -> None:
+    run = head_edit(tmp_path)
+    alone = run.one("nf4", quantise_head=False)
+    assert alone.verdict == "not tested"
+    assert "full precision" in alone.reason
+    assert alone.details["edited_modules_quantised"] == 0
+    for asked in (True, None):  # not said: the edit is there, so it is quantised
+        result = run.one("nf4", quantise_head=asked)
+        assert result.verdict == "removed"
+        assert result.details["edited_modules_quantised"] == 1
+        assert list(result.details["changed_code_share"]) == ["lm_head"]
+
+
+ALL_AT_ONCE: tuple[AttackName, ...] = (
+    "int4", "prune", "relearn", "paraphrase", "prefix", "echo", "lens",
+)  # fmt: skip
+
+
+def test_every_attack_gives_a_verdict_with_numbers_and_no_text(tmp_path: Path) -> None:
+    run = head_edit(tmp_path)
+    run.forget = load_data.fn(forget_set(tmp_path, paraphrase="other"), run.place, "forget")
+    attacked = run.attacked(*ALL_AT_ONCE, prune_shares=(0.1, 0.4), retrained=run.unedited)
+    names = [result.name for result in attacked.results]
+    assert names[:5] == ["int4", "prune 0.1", "prune 0.4", "relearn", "paraphrase"]
+    assert names[5].startswith("prefix ")
+    assert names[6:] == ["echo", "lens"]
+    by_name = {result.name: result for result in attacked.results}
+    assert all(
+        result.num_examples == NUM_ROWS for name, result in by_name.items() if name != "relearn"
+    )
+    assert by_name["relearn"].num_examples == NUM_ROWS // 2
+    assert by_name["prune 0.1"].verdict == "removed"
+    assert by_name["paraphrase"].ceiling != by_name["paraphrase"].unedited
+    folder = run.place.fetch(attacked.artifact)
+    rows = read_table(folder / "attacks.parquet", AttackRow)
+    assert [(row.name, row.verdict) for row in rows] == [
+        (result.name, result.verdict) for result in attacked.results
+    ]
+    assert [found["name"] for found in read_json(folder / "attacks.json")] == names
+    written = "".join(
+        path.read_text()
+        for path in (tmp_path / "work" / "store").rglob("*.json")
+        if "attack" in path.parts
+    )
+    assert written
+    assert forget_rows()[0]["answer"] not in written
+    assert residue(tmp_path / "work") == []
+
+
+def test_data_without_paraphrases_leave_them_untested(tmp_path: Path) -> None:
+    result = head_edit(tmp_path).one("paraphrase")
+    assert result.verdict == "not tested"
+    assert "no paraphrases" in result.reason
+
+
+def test_an_edit_that_did_nothing_is_not_tested(tmp_path: Path) -> None:
+    run = head_edit(tmp_path)
+    run.edited = run.unedited
+    assert {result.verdict for result in run.attacked("int4", "prune").results} == {"not tested"}
+
+
+def test_a_missing_library_leaves_its_attack_untested_and_is_tried_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = head_edit(tmp_path)
+
+    def absent(*_: Any, **__: Any) -> Any:
+        raise ImportError("No module named 'peft'")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(tasks.subject, "relearnt", absent)
+        result = run.one("relearn")
+    assert result.verdict == "not tested"
+    assert "peft" in result.reason
+    assert run.one("relearn").verdict != "not tested"
+
+
+def test_what_was_measured_once_is_not_measured_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = head_edit(tmp_path)
+    first = run.attacked("int4", "prune", "lens")
+
+    def opened(*_: Any, **__: Any) -> Any:
+        raise AssertionError("a model was opened again")
+
+    monkeypatch.setattr(tasks.subject, "open_model", opened)
+    again = run.attacked("int4", "prune", "lens")
+    assert again.artifact == first.artifact
+    assert repr(again.results) == repr(first.results)
+
+
+def test_a_killed_round_goes_on_with_the_probe_it_had_not_done(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run, measure = head_edit(tmp_path), Subject.measure
+    asked: list[str] = []
+
+    def killed_at_the_lens(subject: Subject, one: Probe) -> Any:
+        asked.append(one.name)
+        if one.kind == "lens" and len(asked) == 3:
+            raise KeyboardInterrupt
+        return measure(subject, one)
+
+    monkeypatch.setattr(Subject, "measure", killed_at_the_lens)
+    with pytest.raises(KeyboardInterrupt):
+        run.attacked("echo", "lens")
+    assert asked == ["plain", "echo", "lens"]
+    run.attacked("echo", "lens")
+    assert asked[3:] == ["lens", "plain", "echo", "lens"]  # the unedited model's lens, then edited
+
+
+@pytest.mark.parametrize(
+    ("role", "expected"),
+    [
+        ("unedited", ["plain", "nf4", "prune 0.5", "rest", "lens"]),
+        ("edited", ["plain", "nf4", "prune 0.5", "rest", "relearn", "lens"]),
+        ("retrained", ["rest", "relearn", "lens"]),
+    ],
+)
+def test_each_model_is_probed_with_what_the_verdicts_need(
+    role: str, expected: Sequence[str]
+) -> None:
+    config = AttackConfig(attacks=("nf4", "prune", "relearn", "lens"), prune_shares=(0.5,))
+    assert [one.name for one in probes_of(config, role)] == expected
+
+
+def test_shares_and_tables_are_in_mlflow_and_nan_is_left_out(tmp_path: Path) -> None:
+    place = Place(work=str(tmp_path), store=str(tmp_path / "store"))
+
+    def write(out: Path) -> None:
+        for name in ("attacks.json", "attacks.parquet"):
+            (out / name).write_text("[]")
+
+    artifact, _ = place.cached("attack", {"a": "test"}, write)
+    assert isinstance(artifact, Artifact)
+    numbers = (0.9, 0.1, 0.5, 0.9, 0.1)
+    results = (
+        AttackResult("prune 0.3", "probability", *numbers, 0.5, "suppressed", "half", 4),
+        AttackResult("nf4", "probability", *numbers, math.nan, "not tested", "no", 4),
+    )
+    with tracked_run("attack", Tracking(), place, {}) as run:
+        log_attacks.fn(run, Attacked(artifact=artifact, results=results), place)
+    client = client_of(Tracking(), tmp_path)
+    logged = client.get_run(run.run_id).data.metrics
+    assert logged["attack/prune 0.3/recovered_share"] == 0.5
+    assert logged["attack/nf4/attacked"] == 0.5
+    assert "attack/nf4/recovered_share" not in logged
+    tables = [file.path for file in client.list_artifacts(run.run_id, "tables")]
+    assert tables == ["tables/attacks.json", "tables/attacks.parquet"]
+    assert json.loads((place.fetch(artifact) / "attacks.json").read_text()) == []

@@ -1,0 +1,86 @@
+"""Benchmark files of every layout become rows; what is wrong is named by file and line."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from grom.benchmarks.benchmark import Split
+from grom.errors import DataError, MalformedRow, MissingInput
+from tasks.tables import split_address, table_rows
+from tests.tiny import CANARY
+
+SPLIT = Split("test", ("test/*_test", "questions"), "hub/name:config:test")
+ROWS = [{"question": "one, two", "answer": 1}, {"question": "line\nbreak", "answer": 0}]
+
+
+def test_a_split_is_found_in_any_layout_and_the_first_name_wins(tmp_path: Path) -> None:
+    assert split_address(str(tmp_path), SPLIT) is None
+    for ending in (".csv", ".parquet", ".jsonl.gz", ".json"):
+        (tmp_path / f"questions{ending}").touch()
+        assert (split_address(str(tmp_path), SPLIT) or "").endswith(f"questions{ending}")
+    (tmp_path / "test").mkdir()
+    (tmp_path / "test" / "anatomy_test.csv").touch()
+    assert (split_address(str(tmp_path), SPLIT) or "").endswith("test/*_test.csv")
+    assert split_address("hub", SPLIT) == "hub:hub/name:config:test"
+
+
+def test_rows_of_json_parquet_and_an_array_are_the_same(tmp_path: Path) -> None:
+    lines, array, packed = tmp_path / "a.json", tmp_path / "b.json", tmp_path / "c.jsonl.gz"
+    text = "".join(json.dumps(row) + "\n" for row in ROWS)
+    lines.write_text(text)
+    array.write_text(json.dumps(ROWS))
+    packed.write_bytes(gzip.compress(text.encode()))
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "d.parquet")
+    for name in ("a.json", "b.json", "c.jsonl.gz", "d.parquet"):
+        assert [dict(row) for row in table_rows(str(tmp_path / name))] == ROWS
+
+
+def test_a_csv_has_its_header_or_the_columns_of_mmlu(tmp_path: Path) -> None:
+    with_header = tmp_path / "x_test.csv"
+    with_header.write_text('question,answer\n"one, two",1\n"line\nbreak",0\n')
+    assert [dict(row) for row in table_rows(str(with_header))] == [
+        {"file": "x_test.csv", "question": row["question"], "answer": str(row["answer"])}
+        for row in ROWS
+    ]
+    bare = tmp_path / "y_test.csv"
+    bare.write_text("What?,a,b,c,d,B\n")
+    (row,) = table_rows(str(bare))
+    assert (row["question"], row["choice1"], row["answer"]) == ("What?", "b", "B")
+    found = [row["file"] for row in table_rows(str(tmp_path / "*_test.csv"))]
+    assert found == ["x_test.csv", "x_test.csv", "y_test.csv"]
+
+
+def test_a_text_is_one_row_and_an_array_of_strings_many(tmp_path: Path) -> None:
+    (tmp_path / "book.txt").write_bytes("\ufeffcaf\u00e9\r\n".encode())
+    (tmp_path / "list.json").write_text(json.dumps(["one", "two"]))
+    assert [row["text"] for row in table_rows(str(tmp_path / "book.txt"))] == ["caf\u00e9\r\n"]
+    assert [row["text"] for row in table_rows(str(tmp_path / "list.json"))] == ["one", "two"]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "kind", "message"),
+    [
+        ("a.csv", f"question,answer\n{CANARY},1,2\n".encode(), MalformedRow, "a.csv, line 2"),
+        ("a.txt", CANARY.encode() + b"\xff", DataError, "not UTF-8 at byte 9"),
+        ("a.jsonl", b'{"question": 1}\n7\n', MalformedRow, "line 2: the row is not an object"),
+        ("a.jsonl", b'{"question": \n', MalformedRow, "a.jsonl, line 1"),
+    ],
+)
+def test_a_bad_row_is_named_without_its_content(
+    tmp_path: Path, name: str, content: bytes, kind: type[DataError], message: str
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(kind, match=message) as caught:
+        list(table_rows(str(tmp_path / name)))
+    assert CANARY not in str(caught.value)
+
+
+def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(MissingInput):
+        list(table_rows(str(tmp_path / "*.csv")))
