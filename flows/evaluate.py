@@ -59,7 +59,7 @@ def evaluate(cfg: EvalConfig) -> Evaluated:
     settings = cfg.model_dump(mode="json")
     with tracked_run(f"eval-{cfg.benchmark.name}", cfg.tracking, place, settings) as run:
         benchmark = find_benchmark(cfg.benchmark)
-        model = load_model(cfg.model, place, cfg.tracking)
+        model = load_model(cfg.model, place, cfg.tracking, editable=False)
         asked = [
             examine(
                 "model", model, benchmark, cfg.collect, place, cfg.quantisation, cfg.quantise_head
@@ -67,7 +67,7 @@ def evaluate(cfg: EvalConfig) -> Evaluated:
         ]
         reference = None
         if cfg.reference is not None:
-            compared = load_model(cfg.reference, place, cfg.tracking)
+            compared = load_model(cfg.reference, place, cfg.tracking, editable=False)
             reference = examine("reference", compared, benchmark, cfg.collect, place)
             asked.append(reference)
         exams = Exams(benchmark=benchmark, exams=tuple(asked), reference=reference)

@@ -87,9 +87,9 @@ def tofu_smollm2_retrained_level() -> UnlearnConfig:
 def _tofu(name: str, auto: AutoStrength, *, retrained: bool) -> UnlearnConfig:
     tofu, models = shared() / "data" / "tofu", shared() / "models"
 
-    def rows(file: str, prompt: str = "question") -> DataConfig:
+    def rows(file: str) -> DataConfig:
         return DataConfig(
-            uri=str(tofu / f"{file}.json"), prompt=prompt, group_rows=TOFU_AUTHOR_ROWS
+            uri=str(tofu / f"{file}.json"), prompt="question", group_rows=TOFU_AUTHOR_ROWS
         )
 
     return UnlearnConfig(
@@ -97,14 +97,13 @@ def _tofu(name: str, auto: AutoStrength, *, retrained: bool) -> UnlearnConfig:
         model=smollm2(models / "tofu_target_lora"),
         reference=smollm2(),
         retrained=smollm2(models / "tofu_retrained_lora") if retrained else None,
-        forget=rows("forget05"),
+        forget=rows("forget05_perturbed").model_copy(update={"paraphrase": "paraphrased_question"}),
         retain=rows("retain_perturbed"),
         background=rows("retain95").model_copy(
             update={"skip": TOFU_KNOWN_ROWS, "every": TOFU_BACKGROUND_EVERY}
         ),
         hold_out=HoldOutConfig(every=4),
         also={
-            "forget paraphrased": rows("forget05_perturbed", "paraphrased_question"),
             "real authors": rows("real_authors"),
             "world facts": rows("world_facts"),
         },

@@ -102,7 +102,9 @@ def verdict(
     if not reason:
         found = "suppressed" if share > bounds.max_recovered_share else "removed"
         reason = f"{share:.0%} of what the edit took away comes back"
-        if found == "removed":
+        if share <= 0:
+            reason = f"nothing comes back ({share:.0%})"
+        elif found == "removed":
             reason += f", at most {bounds.max_recovered_share:.0%} may"
     return AttackResult(
         name=name,

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from torch import Tensor, nn
 
 from grom.examples import Batch, Rendered
-from grom.forward import TokenScores, answer_hidden_TD, token_scores
+from grom.forward import TokenScores, answer_logits, logits_from, token_scores
 from grom.metrics.membership import min_k, min_k_plus_plus
 from grom.metrics.memorisation import exact_memorisation, extraction_strength
-from grom.sites import unembedding_VD
+from grom.sites import device_of
 
 MIN_K = 0.4
 """Share of the least likely tokens that min-k and min-k++ look at, as for TOFU and MUSE."""
@@ -92,11 +92,13 @@ def score_stream(
         hidden_of: final hidden states (T, D) of a batch; not given: the model's own.
         spread: also compute what needs the whole distribution (min-k++).
     """
-    device = unembedding_VD(model).device
+    device = device_of(model)
     for cpu_batch in stream:
         batch = cpu_batch.to(device)
-        hidden_TD = hidden_of(batch) if hidden_of else answer_hidden_TD(model, batch)
-        tokens = token_scores(model, hidden_TD, batch.gold_T, spread=spread)
+        logits_of = (
+            logits_from(model, hidden_of(batch)) if hidden_of else answer_logits(model, batch)
+        )
+        tokens = token_scores(logits_of, batch.gold_T, spread=spread)
         for row, position in enumerate(batch.positions):
             yield position, score_answer(batch.examples[row], tokens.rows(batch.example_T == row))
 

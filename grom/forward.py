@@ -5,7 +5,8 @@ Shapes: B examples, L positions, T answer tokens, D hidden size, V vocabulary, N
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from grom.examples import Batch
-from grom.sites import answer_logits_TV, decoder_layers, trunk
+from grom.sites import answer_logits_TV, decoder_layers, is_known, trunk
 
 LOGIT_BLOCK = 128
 """Answer positions whose logits are held at once."""
@@ -92,20 +93,23 @@ def starting_at(model: nn.Module, layer: int, hidden_BLD: Tensor) -> Iterator[No
 
 def run(model: nn.Module, batch: Batch) -> Tensor | None:
     """Final normed hidden states (B, L, D) of a batch; None if a recorder ended the pass."""
-    # From the mask, so that padding on either side gives every token the same place.
-    places_BL = (batch.mask_BL.cumsum(1) - 1).clamp(min=0)
     try:
         with torch.inference_mode():
             output = trunk(model)(
                 input_ids=batch.ids_BL,
                 attention_mask=batch.mask_BL,
-                position_ids=places_BL,
+                position_ids=places_BL(batch),
                 use_cache=False,
             )
     except _Stop:
         return None
     hidden_BLD: Tensor = output.last_hidden_state
     return hidden_BLD
+
+
+def places_BL(batch: Batch) -> Tensor:
+    """Place of each token, from the mask: padding on either side changes no place."""
+    return (batch.mask_BL.cumsum(1) - 1).clamp(min=0)
 
 
 def answer_hidden_TD(model: nn.Module, batch: Batch) -> Tensor:
@@ -138,14 +142,39 @@ class TokenScores:
         )
 
 
-def token_scores(
-    model: nn.Module, hidden_TD: Tensor, gold_T: Tensor, *, spread: bool = False
-) -> TokenScores:
-    """Score gold tokens from final hidden states; logits are held for one block at a time.
+LogitsOf = Callable[[slice], Tensor]
+"""Logits of some answer positions, (T, V) float32, freshly made."""
+
+
+def answer_logits(model: nn.Module, batch: Batch) -> LogitsOf:
+    """The logits of a batch at its answer positions, a block at a time.
+
+    In families without a rule nobody knows where the head is and what comes after it, so the
+    whole model is run, and its logits of all positions are held.
+    """
+    if is_known(model):
+        return logits_from(model, answer_hidden_TD(model, batch))
+    arguments = {"input_ids": batch.ids_BL, "attention_mask": batch.mask_BL, "use_cache": False}
+    takes = inspect.signature(model.forward).parameters
+    if "position_ids" in takes:
+        arguments["position_ids"] = places_BL(batch)
+    if "attention_mask" not in takes:  # a state space model: what follows never matters
+        del arguments["attention_mask"]
+    with torch.inference_mode():
+        logits_TV = model(**arguments).logits[batch.predicts_BL]
+    return lambda block: logits_TV[block].float().clone()
+
+
+def logits_from(model: nn.Module, hidden_TD: Tensor) -> LogitsOf:
+    """The same from final normed hidden states."""
+    return lambda block: answer_logits_TV(model, hidden_TD[block])
+
+
+def token_scores(logits_of: LogitsOf, gold_T: Tensor, *, spread: bool = False) -> TokenScores:
+    """Score gold tokens; logits are held for one block at a time.
 
     Args:
-        model: model, for its head.
-        hidden_TD: final normed hidden states at the predicting positions.
+        logits_of: logits at the predicting positions.
         gold_T: tokens to predict.
         spread: also take mean and variance of log p under the model, which min-k++ needs.
     """
@@ -154,7 +183,7 @@ def token_scores(
     for start in range(0, len(gold_T), LOGIT_BLOCK):
         block = slice(start, start + LOGIT_BLOCK)
         with torch.inference_mode():
-            logits_TV = answer_logits_TV(model, hidden_TD[block])
+            logits_TV = logits_of(block)
             first_T[block] = logits_TV.argmax(1) == gold_T[block]
             logprobs_TV = logits_TV.sub_(logits_TV.logsumexp(1, keepdim=True))
             columns[0, block] = logprobs_TV.gather(1, gold_T[block].unsqueeze(1)).squeeze(1)

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from grom.errors import ExampleTooLong
 from grom.examples import Rendering
-from grom.sites import config_of, unembedding_VD
+from grom.sites import config_of, device_of
 
 BATCH_PROMPTS = 16
 STOP_WINDOW = 16
@@ -106,7 +106,7 @@ def _generate(
 ) -> list[Generated]:
     from transformers import GenerationConfig
 
-    device, ends = unembedding_VD(model).device, end_tokens(model, rendering)
+    device, ends = device_of(model), end_tokens(model, rendering)
     length = max(len(ids) for ids in prompts)
     ids_BL = torch.full((len(prompts), length), ends[0] if ends else 0)
     mask_BL = torch.zeros_like(ids_BL)

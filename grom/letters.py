@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from grom.errors import ConfigError
 from grom.examples import Batch, Rendering
-from grom.forward import answer_hidden_TD
-from grom.sites import answer_logits_TV, unembedding_VD
+from grom.forward import answer_logits
+from grom.sites import device_of
 
 LETTERS = "ABCDEFGHIJ"
 
@@ -44,17 +44,16 @@ def letter_stream(
         stream: batches of questions that end in one letter, which stands for all of them.
         letters: token of each letter, (C,).
     """
-    device = unembedding_VD(model).device
+    device = device_of(model)
     columns = torch.tensor(letters, device=device)
     for cpu_batch in stream:
         batch = cpu_batch.to(device)
-        logprobs_TC = _letter_logprobs(model, answer_hidden_TD(model, batch), columns)
+        logprobs_TC = _letter_logprobs(answer_logits(model, batch)(slice(None)), columns)
         first_of = {int(row): at for at, row in reversed(list(enumerate(batch.example_T)))}
         for row, position in enumerate(batch.positions):
             yield position, tuple(logprobs_TC[first_of[row]].tolist())
 
 
-def _letter_logprobs(model: nn.Module, hidden_TD: Tensor, columns: Tensor) -> Tensor:
+def _letter_logprobs(logits_TV: Tensor, columns: Tensor) -> Tensor:
     with torch.inference_mode():
-        logits_TV = answer_logits_TV(model, hidden_TD)
         return (logits_TV[:, columns] - logits_TV.logsumexp(1, keepdim=True)).double().cpu()

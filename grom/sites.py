@@ -204,6 +204,25 @@ def answer_logits_TV(model: nn.Module, hidden_TD: Tensor) -> Tensor:
     return logits_TV if cap is None else cap * torch.tanh(logits_TV / cap)
 
 
-def context_length(model: nn.Module) -> int:
-    """Longest sequence that the model takes, in tokens."""
-    return int(config_of(model).max_position_embeddings)
+CONTEXT_NAMES = ("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len", "seq_length")
+
+
+def context_length(config: Any, default: int) -> int:
+    """Longest sequence that a model of this configuration takes, in tokens.
+
+    Args:
+        config: transformers configuration.
+        default: for families without a limit (ALiBi, state spaces).
+    """
+    named = (getattr(config, name, None) for name in CONTEXT_NAMES)
+    return next((int(limit) for limit in named if isinstance(limit, int) and limit > 0), default)
+
+
+def is_known(model: nn.Module) -> bool:
+    """Whether there is a rule for this family; any other model can be measured, not edited."""
+    return str(config_of(model).model_type) in FAMILIES
+
+
+def device_of(model: nn.Module) -> torch.device:
+    """Where the model's parameters are."""
+    return next(model.parameters()).device

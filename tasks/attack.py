@@ -24,6 +24,7 @@ from tasks.tracking import log_metrics, log_table_file
 from tasks.verdicts import HEAD, EditedParts, Judge
 
 logger = logging.getLogger(__name__)
+LOGGED = ("recovered_share", "attacked", "ceiling", "floor")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,10 +133,12 @@ def log_attacks(run: TrackedRun, attacked: Attacked, place: Place) -> None:
     """`attack/<name>/recovered_share` and the values behind it, and the verdicts as tables."""
     metrics: dict[str, float] = {}
     for result in attacked.results:
-        for measure in ("recovered_share", "attacked", "ceiling", "floor"):
-            value = getattr(result, measure)
+        values = {name: getattr(result, name) for name in LOGGED}
+        if "echo_share" in result.details:
+            values["echo_share"] = result.details["echo_share"]
+        for name, value in values.items():
             if math.isfinite(value):
-                metrics[f"attack/{result.name}/{measure}"] = value
+                metrics[f"attack/{result.name}/{name}"] = value
     log_metrics(*run.where, metrics)
     folder = place.fetch(attacked.artifact)
     for table in ("attacks.json", "attacks.parquet"):

@@ -171,6 +171,7 @@ def examine(
             text_window=collect.text_window,
             quantisation=quantisation,
             quantise_head=quantise_head,
+            editable=False,
         )
         items, key = benchmark.items(), artifact_key("evaluate", facts).replace("/", "-")
         journal = Journal(Path(place.work) / "scratch" / "journals" / f"{key}.jsonl")

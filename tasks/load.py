@@ -22,13 +22,23 @@ REGISTERED = "models:/"
 
 
 @task
-def load_model(config: ModelConfig, place: Place, tracking: Tracking | None = None) -> ModelRef:
-    """Find a model and make a plain checkpoint of it unless it is one.  Returns its reference."""
+def load_model(
+    config: ModelConfig,
+    place: Place,
+    tracking: Tracking | None = None,
+    *,
+    editable: bool = True,
+) -> ModelRef:
+    """Find a model and make a plain checkpoint of it unless it is one.  Returns its reference.
+
+    A model that is only measured (`editable=False`) may be quantised.
+    """
     if config.source.startswith(REGISTERED):
         folder = registered_folder(tracking or Tracking(), Path(place.work), config.source)
     else:
         folder = models.locate(config)
-    models.refuse_quantised(folder)
+    if editable:
+        models.refuse_quantised(folder)
     fingerprint = models.fingerprint(config, folder)
     if config.gguf_file and config.adapter:
         # Parsing GGUF takes longest: models that differ in the adapter alone share the result.

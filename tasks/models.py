@@ -162,6 +162,7 @@ def open_model(
     quantisation: str | None = None,
     quantise_head: bool = False,
     max_tokens: int = 4096,
+    editable: bool = True,
 ) -> OpenModel:
     """Load a plain checkpoint and its tokenizer.
 
@@ -171,6 +172,7 @@ def open_model(
         quantisation: None, or a low-precision load: `nf4`, `fp4`, `int8`, `int4`.
         quantise_head: in such a load quantise the LM head as well.
         max_tokens: longest example, if the model's context is longer.
+        editable: False to measure only: then any family will do, quantised or not.
 
     Raises:
         QuantisedBase, UnknownFamily, MixtureOfExperts: the model cannot be edited.
@@ -181,7 +183,8 @@ def open_model(
 
     from tasks.quantised import load_quantised  # it imports this module
 
-    refuse_quantised(folder)
+    if editable:
+        refuse_quantised(folder)
     keep_freed_memory()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     with damage_named(folder):
@@ -191,11 +194,12 @@ def open_model(
     if quantisation is None:
         with damage_named(folder):
             model = AutoModelForCausalLM.from_pretrained(folder, dtype="auto", device_map=device)
-        find_sites(model)
+        if editable:
+            find_sites(model)
     else:
         model, quantised = load_quantised(folder, quantisation, head=quantise_head, device=device)
     model.eval()
-    limit = min(context_length(model), max_tokens)
+    limit = min(context_length(model.config.get_text_config(), max_tokens), max_tokens)
     return OpenModel(model, Rendering(tokenizer, limit, text_window), quantised)
 
 
@@ -223,8 +227,7 @@ def open_rendering(
     with damage_named(folder):
         config = AutoConfig.from_pretrained(folder).get_text_config()
         tokenizer = open_tokenizer(folder)
-    # Some families name no limit; `open_model` will say that they are unknown.
-    limit = min(int(getattr(config, "max_position_embeddings", max_tokens)), max_tokens)
+    limit = min(context_length(config, max_tokens), max_tokens)
     return Rendering(tokenizer, limit, text_window), int(config.vocab_size)
 
 

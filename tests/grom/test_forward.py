@@ -15,7 +15,9 @@ import grom.forward
 from grom.examples import Batch, make_batch
 from grom.forward import (
     answer_hidden_TD,
+    answer_logits,
     best_other_T,
+    logits_from,
     recorded_inputs,
     recorded_outputs,
     run,
@@ -131,7 +133,7 @@ def test_recorded_outputs_are_what_the_modules_return() -> None:
 @every_model
 def test_log_probabilities_are_those_of_the_model_without_padding(family: str, tied: bool) -> None:
     model, batch = tiny_model(family, tied=tied), some_batch()
-    scores = token_scores(model, answer_hidden_TD(model, batch), batch.gold_T, spread=True)
+    scores = token_scores(answer_logits(model, batch), batch.gold_T, spread=True)
     logits_TV = own_logits_TV(model)
     expected_TV = logits_TV.log_softmax(1)
     # float32, three layers: padding only changes the order of sums.
@@ -159,10 +161,10 @@ def test_the_best_other_token_is_the_best_but_never_the_gold_one(family: str, ti
 def test_the_size_of_the_logit_blocks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     model, batch = tiny_model("gemma2", tied=True), some_batch()
     hidden_TD = answer_hidden_TD(model, batch)
-    whole = token_scores(model, hidden_TD, batch.gold_T)
+    whole = token_scores(logits_from(model, hidden_TD), batch.gold_T)
     other_T = best_other_T(model, hidden_TD, batch.gold_T)
     monkeypatch.setattr(grom.forward, "LOGIT_BLOCK", 3)
-    scores = token_scores(model, hidden_TD, batch.gold_T)
+    scores = token_scores(logits_from(model, hidden_TD), batch.gold_T)
     assert_close(scores.logprob_T, whole.logprob_T, rtol=1e-5, atol=1e-5)
     assert torch.equal(scores.first_T, whole.first_T)
     assert scores.mean_T.isnan().all()
@@ -176,11 +178,11 @@ def test_a_padded_vocabulary_spoils_no_spread() -> None:
     head = model.get_submodule("lm_head")
     with torch.no_grad():
         head.register_forward_hook(lambda _, __, out: out.index_fill(1, torch.tensor([63]), -1e38))
-        finite = token_scores(model, hidden_TD, batch.gold_T, spread=True)
+        finite = token_scores(logits_from(model, hidden_TD), batch.gold_T, spread=True)
         head.register_forward_hook(
             lambda _, __, out: out.index_fill(1, torch.tensor([63]), -torch.inf)
         )
-        scores = token_scores(model, hidden_TD, batch.gold_T, spread=True)
+        scores = token_scores(logits_from(model, hidden_TD), batch.gold_T, spread=True)
     assert_close(scores.mean_T, finite.mean_T)
     assert_close(scores.variance_T, finite.variance_T)
 
@@ -199,6 +201,20 @@ def test_padding_on_the_left_gives_what_padding_on_the_right_gives(family: str) 
         ),
     )
     assert not torch.equal(left.mask_BL, right.mask_BL)
-    expected = token_scores(model, answer_hidden_TD(model, right), right.gold_T)
-    found = token_scores(model, answer_hidden_TD(model, left), left.gold_T)
+    expected = token_scores(answer_logits(model, right), right.gold_T)
+    found = token_scores(answer_logits(model, left), left.gold_T)
     assert_close(found.logprob_T, expected.logprob_T, rtol=1e-5, atol=1e-5)
+
+
+OTHERS = ("bloom", "opt", "cohere", "granite", "mixtral", "olmo2", "stablelm", "mamba")
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_any_other_family_is_measured_by_its_own_logits(family: str) -> None:
+    """Families without a rule, with ALiBi, scaled logits, experts or state spaces among them."""
+    model, batch = tiny_model(family), some_batch()
+    found = token_scores(answer_logits(model, batch), batch.gold_T, spread=True)
+    logits_TV = own_logits_TV(model)
+    expected_T = logits_TV.log_softmax(1).gather(1, batch.gold_T.unsqueeze(1)).squeeze(1)
+    assert_close(found.logprob_T, expected_T, rtol=1e-4, atol=1e-4)
+    assert torch.equal(found.first_T, logits_TV.argmax(1) == batch.gold_T)

@@ -97,7 +97,8 @@ def test_a_model_that_forgets_more_when_quantised_has_not_recovered() -> None:
 
 
 @pytest.mark.parametrize(
-    ("reference", "passed"), [(0.125, True), (0.25, True), (0.375, True), (0.4, False), (NAN, False)]
+    ("reference", "passed"),
+    [(0.125, True), (0.25, True), (0.375, True), (0.4, False), (NAN, False)],
 )
 def test_a_band_holds_on_both_sides_of_the_reference(reference: float, passed: bool) -> None:
     limits = LIMITS.model_copy(update={"reference_bands": (Band(set=FORGET, within=0.125),)})

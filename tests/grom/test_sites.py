@@ -145,7 +145,7 @@ def test_untying_gives_the_head_numbers_of_its_own(family: str, tied: bool) -> N
 def test_layers_and_context_are_those_of_the_config(family: str, tied: bool) -> None:
     model = tiny_model(family, tied=tied)
     assert len(decoder_layers(model)) == model.config.num_hidden_layers == 3
-    assert context_length(model) == 64
+    assert context_length(model.config, 7) == 64
 
 
 def test_an_unknown_family_is_refused_with_what_was_searched() -> None:
@@ -175,3 +175,8 @@ def test_a_weight_of_integers_is_refused_by_name() -> None:
     down.weight = torch.nn.Parameter(torch.zeros(16, 24, dtype=torch.uint8), requires_grad=False)
     with pytest.raises(QuantisedBase, match=r"layers\.1\.mlp\.down_proj.*uint8"):
         find_sites(model)
+
+
+def test_a_family_without_a_limit_gets_the_default() -> None:
+    assert context_length(tiny_model("bloom").config, 123) == 123
+    assert context_length(tiny_model("gpt2").config, 123) == 64
