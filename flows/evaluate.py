@@ -10,7 +10,8 @@ from prefect import flow
 from flows.config import BenchmarkConfig
 from flows.presets import data_root
 from grom.config import CollectConfig, Config, ModelConfig
-from tasks.exam import BenchmarkRef, Exams, examine, load_benchmark
+from tasks.benchmark import BenchmarkRef, load_benchmark
+from tasks.exam import Exams, examine
 from tasks.exam_log import log_exams
 from tasks.load import load_model
 from tasks.place import Place

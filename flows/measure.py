@@ -92,7 +92,8 @@ def _pair(text: str) -> tuple[str, str]:
 
 def show_metrics(done: Evaluated) -> None:
     """A table with a column per model; then the notes, and why some metrics have no value."""
-    from tasks.exam import benchmark_of, metrics_of
+    from tasks.benchmark import benchmark_of
+    from tasks.exam import metrics_of
 
     exams = done.exams
     found = metrics_of(exams, done.place)

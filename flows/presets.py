@@ -118,7 +118,7 @@ def shared() -> Path:
 
 def data_root(benchmark: str) -> str:
     """Where a benchmark's files are: its folder of the benchmark data if it is there, or `hub`."""
-    from tasks.exam import benchmark_of  # imports Prefect, which reads its settings when it is
+    from tasks.benchmark import benchmark_of  # imports Prefect, which reads its settings then
 
     folder = shared() / "data" / benchmark_of(benchmark).folder
     return str(folder) if folder.is_dir() else "hub"

@@ -171,12 +171,9 @@ def strongest(results: Sequence[AttackResult]) -> AttackResult:
 def relearnt_floor(edited: float, before: float, after: float) -> float:
     """What a model without the knowledge shows after relearning alike, as seen from the edited one.
 
-    A model that never knew learns the slice's style as well.  Its gain is granted to the edited
-    model, and so is the level where it ends: floor = max(edited + max(0, after - before), after).
-
-    Args:
-        edited: the edited model before relearning, on the rest.
-        before, after: the reference (retrained) model before and after it, on the rest.
+    A model that never knew learns the slice's style as well.  Its gain, from `before` to `after`
+    on the rest, is granted to the edited model, and so is the level where it ends:
+    floor = max(edited + max(0, after - before), after).
     """
     return max(edited + max(0.0, after - before), after)
 
@@ -192,17 +189,11 @@ def lens_verdict(
     The attack reads the answer probability at an inner layer; the ceiling is what the unedited
     model shows at the same layer.  The floor is what the edited model says openly, or what the
     reference shows at that layer if that is more.  The layer with the largest gap to its floor
-    counts.  Probabilities per token and ranks are in the details.
-
-    Args:
-        unedited, edited: readings of all layers, from below.
-        reference: of a model trained without the forget set, if there is one.
-        bounds: where the verdict changes.
+    counts.  All readings, from below; probabilities per token and ranks are in the details.
     """
     name = "lens"
     if len(edited) < 2:
-        why = "the model has no layer before the last"
-        return verdict(name, math.nan, math.nan, math.nan, reason_not_tested=why)
+        return verdict(name, *[math.nan] * 3, reason_not_tested="no layer is before the last")
     shown = edited[-1].probability
     floors = [max(shown, reading.probability) for reading in reference[:-1]]
     floors = floors or [shown] * (len(edited) - 1)
@@ -238,12 +229,8 @@ def echo(
     """The control: asked with the fact stated in the prompt, does the model repeat it?
 
     Reading is no recovery, so the verdict is always `not tested`; the number is
-    `details["echo_share"]`, the edited model's value as a share of the unedited model's.
-
-    Args:
-        stated_unedited, stated_edited: values with the fact stated.
-        unedited, edited: values without it.
-        num_examples: behind the numbers.
+    `details["echo_share"]`, the edited model's value with the fact stated as a share of the
+    unedited model's.  `unedited` and `edited` are the values without it.
     """
     share = stated_edited / stated_unedited if stated_unedited > 0 else math.nan
     reading = f"a control: a stated fact is repeated {share:.2f} times as well as before the edit"

@@ -5,103 +5,27 @@ Results are numbers and digests; no text of an item or of an answer is kept.
 
 from __future__ import annotations
 
-import hashlib
-import json
 import math
 import zlib
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Literal
+from dataclasses import asdict, replace
+from typing import Any
 
 from torch import nn
 
 from grom.config import CollectConfig
+from grom.errors import ExampleTooLong
 from grom.evaluate import ExampleScore, score_stream
-from grom.examples import Example, Rendered, Rendering, batches
+from grom.examples import Batch, Rendered, Rendering, batches
 from grom.generate import BATCH_PROMPTS, Generated, Limits, generate_stream
-from grom.letters import letter_ids, letter_stream
+from grom.items import LETTER_COLUMNS, Item, ItemResult, example_of
+from grom.letters import LETTERS, letter_ids, letter_stream
 from grom.metrics.health import is_degenerate, rep_4
 from grom.metrics.membership import zlib_score
 from grom.metrics.text import Rouge, rouge_l, until_stop
 
-Ask = Literal["likelihood", "generation", "letters"]
-NAN = math.nan
-
-
-@dataclass(frozen=True, slots=True)
-class Item:
-    """One thing to ask about one row of a benchmark."""
-
-    split: str
-    """Part of the benchmark: forget, retain, real authors..."""
-    row: int
-    """Row of the split, from 0."""
-    role: str
-    """What is asked about it: answer, paraphrase, perturbed 0, rewrite..."""
-    ask: Ask
-    prompt: str
-    answer: str
-    """The right answer; for letters, the right letter."""
-    plain: bool = False
-    """Without chat template and end of answer."""
-    text: bool = False
-    """The answer is running text without a prompt."""
-    max_new_tokens: int = 0
-    stops: tuple[str, ...] = ()
-    num_options: int = 0
-    cut_reference: bool = False
-    """`correct` ROUGE compares with no more tokens of the answer than the model may say, as MUSE
-    does; `compat` with all of it, as OpenUnlearning does."""
-
-    @property
-    def digest(self) -> str:
-        """SHA-256 of what is asked, 16 hexadecimal digits."""
-        content = json.dumps(asdict(self), ensure_ascii=False, sort_keys=True)
-        return hashlib.sha256(content.encode()).hexdigest()[:16]
-
-
-@dataclass(frozen=True, slots=True)
-class ItemResult:
-    """All numbers of one item; NaN where they do not belong to what was asked.
-
-    One flat row, so that a run is one table and one journal.
-    """
-
-    split: str
-    row: int
-    role: str
-    ask: str
-    digest: str
-    num_tokens: int
-    mean_logprob: float = NAN
-    probability: float = NAN
-    token_accuracy: float = NAN
-    extraction_strength: float = NAN
-    extraction_compat: float = NAN
-    exact_memorisation: float = NAN
-    min_k: float = NAN
-    min_k_plus_plus: float = NAN
-    zlib: float = NAN
-    rouge_l_recall: float = NAN
-    rouge_l_f1: float = NAN
-    rouge_l_recall_correct: float = NAN
-    rouge_l_f1_correct: float = NAN
-    rep_4: float = NAN
-    ended: float = NAN
-    empty: float = NAN
-    degenerate: float = NAN
-    length_ratio: float = NAN
-    right: int = -1
-    """Index of the right option."""
-    logprob_a: float = NAN
-    logprob_b: float = NAN
-    logprob_c: float = NAN
-    logprob_d: float = NAN
-
-    @property
-    def letter_logprobs(self) -> tuple[float, ...]:
-        """Log-probability of each letter."""
-        return (self.logprob_a, self.logprob_b, self.logprob_c, self.logprob_d)
+SORTED_ITEMS = 4096
+"""Items that are sorted by length together; more would only fill the memory."""
 
 
 def take_exam(
@@ -121,7 +45,10 @@ def take_exam(
     Raises:
         ExampleTooLong, EmptyAnswer: an item does not fit; its place is named.
     """
-    left = [position for position in range(len(items)) if position not in set(done)]
+    finished = set(done)
+    left = [position for position in range(len(items)) if position not in finished]
+    for at in left:  # before the likelihoods, which may take hours
+        _check_prompt(rendering, items[at])
     for plain in (False, True):
         asked = replace(rendering, plain=plain)
         for ask, run in (("likelihood", _likelihoods), ("letters", _letters)):
@@ -131,12 +58,12 @@ def take_exam(
         yield from _generations(model, asked, items, chosen)
 
 
-def example_of(item: Item) -> Example:
-    """The item as an example; its place is its split and row."""
-    place = f"{item.split}, row {item.row + 1} ({item.role})"
-    if item.text:
-        return Example(place, item.split, item.row, text=item.answer)
-    return Example(place, item.split, item.row, prompt=item.prompt, answer=item.answer)
+def _check_prompt(rendering: Rendering, item: Item) -> None:
+    if item.ask != "generation":
+        return
+    num_tokens = len(replace(rendering, plain=item.plain).prompt_ids(item.prompt))
+    if num_tokens >= rendering.max_tokens:
+        raise ExampleTooLong(example_of(item).place, num_tokens + 1, rendering.max_tokens)
 
 
 def _likelihoods(
@@ -150,7 +77,7 @@ def _likelihoods(
     stream = _batched(rendering, items, chosen, config, pad_id)
     for at, score in score_stream(model, stream, spread=True):
         item = items[chosen[at]]
-        yield chosen[at], _likelihood_result(item, score)
+        yield chosen[at], _likelihood_result(rendering, item, score)
 
 
 def _batched(
@@ -159,11 +86,11 @@ def _batched(
     chosen: Sequence[int],
     config: CollectConfig,
     pad_id: int,
-) -> Any:
+) -> Iterator[Batch]:
     return batches(
         (_rendered(rendering, items[at]) for at in chosen),
         batch_tokens=config.batch_tokens,
-        window_examples=max(config.window_examples, len(chosen)),
+        window_examples=max(config.window_examples, SORTED_ITEMS),
         pad_id=pad_id,
     )
 
@@ -176,11 +103,15 @@ def _rendered(rendering: Rendering, item: Item) -> Rendered:
     return rendering.render(example_of(item))
 
 
-def _likelihood_result(item: Item, score: ExampleScore) -> ItemResult:
+def _likelihood_result(rendering: Rendering, item: Item, score: ExampleScore) -> ItemResult:
     numbers = asdict(score)
     for name in ("digest", "group"):
         del numbers[name]
-    size = len(zlib.compress(item.answer.encode()))
+    said = item.answer
+    if item.text:  # of a long one only the beginning was measured
+        ids = _rendered(rendering, item).ids
+        said = str(rendering.tokenizer.decode(ids, skip_special_tokens=True))
+    size = len(zlib.compress(said.encode()))
     return ItemResult(
         item.split,
         item.row,
@@ -206,15 +137,11 @@ def _letters(
     ids = letter_ids(rendering, max(items[at].num_options for at in chosen))
     for at, logprobs in letter_stream(model, stream, ids):
         item = items[chosen[at]]
-        padded = (*logprobs, NAN, NAN, NAN)[:4]
-        right = "ABCD".index(item.answer)
         where = (item.split, item.row, item.role, item.ask, item.digest, 1)
-        yield chosen[at], _with_letters(ItemResult(*where, right=right), padded)
-
-
-def _with_letters(result: ItemResult, logprobs: tuple[float, ...]) -> ItemResult:
-    first, second, third, fourth = logprobs
-    return replace(result, logprob_a=first, logprob_b=second, logprob_c=third, logprob_d=fourth)
+        asked = slice(item.num_options)
+        by_letter: dict[str, Any] = dict(zip(LETTER_COLUMNS[asked], logprobs[asked], strict=True))
+        right = LETTERS.index(item.answer)
+        yield chosen[at], ItemResult(*where, right=right, **by_letter)
 
 
 def _generations(
@@ -261,5 +188,5 @@ def _generation_result(rendering: Rendering, item: Item, said: Generated) -> Ite
         ended=float(said.ended),
         empty=float(not text),
         degenerate=float(is_degenerate(said)),
-        length_ratio=len(said.ids) / len(answer_ids) if answer_ids else NAN,
+        length_ratio=len(said.ids) / len(answer_ids) if answer_ids else math.nan,
     )

@@ -22,11 +22,12 @@ def letter_ids(rendering: Rendering, num_options: int) -> tuple[int, ...]:
     """Token of each letter as it follows "Answer:", with a leading blank.
 
     Raises:
-        ConfigError: too many options, or two letters share their last token.
+        ConfigError: too many options, or two letters do not differ in their last token alone.
     """
-    letters = LETTERS[:num_options]
-    ids = tuple(rendering.answer_ids("Answer:", letter)[-1] for letter in letters)
-    if num_options > len(LETTERS) or len(set(ids)) < num_options:
+    tokens = [rendering.answer_ids("Answer:", letter) for letter in LETTERS[:num_options]]
+    ids = tuple(answer[-1] for answer in tokens)
+    before = {tuple(answer[:-1]) for answer in tokens}
+    if len(set(ids)) < num_options or len(before) > 1:
         raise ConfigError(
             f"{num_options} options: this tokenizer has no letter of its own for each of them. "
             "Use a benchmark with fewer options, or another tokenizer."
@@ -37,7 +38,9 @@ def letter_ids(rendering: Rendering, num_options: int) -> tuple[int, ...]:
 def letter_stream(
     model: nn.Module, stream: Iterable[Batch], letters: Sequence[int]
 ) -> Iterator[tuple[int, tuple[float, ...]]]:
-    """Position of each question, and the log-probability of each letter as its next token.
+    """Position of each question, and the log-probability of each letter right after it.
+
+    Where a tokenizer splits the blank from the letter, after that blank, which all letters share.
 
     Args:
         model: model to ask.
@@ -49,9 +52,10 @@ def letter_stream(
     for cpu_batch in stream:
         batch = cpu_batch.to(device)
         logprobs_TC = _letter_logprobs(answer_logits(model, batch)(slice(None)), columns)
-        first_of = {int(row): at for at, row in reversed(list(enumerate(batch.example_T)))}
+        last_of = {row: at for at, row in enumerate(batch.example_T.tolist())}
         for row, position in enumerate(batch.positions):
-            yield position, tuple(logprobs_TC[first_of[row]].tolist())
+            letter = last_of[row] - batch.examples[row].ends
+            yield position, tuple(logprobs_TC[letter].tolist())
 
 
 def _letter_logprobs(logits_TV: Tensor, columns: Tensor) -> Tensor:

@@ -2,50 +2,30 @@
 
 from __future__ import annotations
 
-import hashlib
 import logging
 import time
-from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from prefect import task
 
-from grom.benchmarks import BENCHMARKS
-from grom.benchmarks.benchmark import Answers, Benchmark, Row
+from grom.benchmarks.benchmark import Answers
 from grom.config import CollectConfig, Config
-from grom.errors import ConfigError, EmptySet, MissingInput
-from grom.exam import Item, ItemResult, take_exam
+from grom.exam import take_exam
+from grom.items import ItemResult
 from grom.metrics import Metric
 from grom.report import MetricTable, metric_table
 from tasks.artifacts import Artifact, artifact_key
+from tasks.benchmark import BenchmarkRef, benchmark_of
 from tasks.codecs import read_json, read_table, write_json, write_table
 from tasks.journal import Journal
 from tasks.models import open_model, pad_id
 from tasks.place import ModelRef, Place
 from tasks.progress import counted
-from tasks.tables import split_address, table_rows
 
 logger = logging.getLogger(__name__)
 RESULTS = "items.parquet"
-
-
-class BenchmarkRef(Config):
-    """A benchmark whose rows were found and read once."""
-
-    name: str
-    addresses: dict[str, str]
-    """Split -> where its rows are."""
-    num_rows: dict[str, int]
-    limit: int | None
-    num_items: int
-    digest: str
-    """Hash over everything that is asked, in order."""
-
-    def items(self) -> list[Item]:
-        """All that is asked."""
-        return _items(self.name, _rows(self.addresses), self.limit)
 
 
 class ExamRef(Config):
@@ -69,74 +49,6 @@ class Exams(Config):
     exams: tuple[ExamRef, ...]
     reference: ExamRef | None = None
     """The one that the others are compared with; it is among `exams`, too."""
-
-
-def benchmark_of(name: str) -> Benchmark:
-    """A benchmark by name.
-
-    Raises:
-        ConfigError: there is none of this name.
-    """
-    if name not in BENCHMARKS:
-        raise ConfigError(f"no benchmark {name!r}; there are {', '.join(sorted(BENCHMARKS))}")
-    return BENCHMARKS[name]
-
-
-@task
-def load_benchmark(
-    name: str, root: str, limit: int | None = None, splits: Mapping[str, str] | None = None
-) -> BenchmarkRef:
-    """Find and read a benchmark's splits.
-
-    Args:
-        name: which benchmark.
-        root: folder, fsspec address or `hub`.
-        limit: rows per split that are asked about, the first ones.
-        splits: address of single splits that lie elsewhere.
-
-    Raises:
-        ConfigError: an unknown benchmark or split.
-        MissingInput: a needed split is not there.
-        DataError: a row lacks what the benchmark needs.
-    """
-    benchmark, given = benchmark_of(name), dict(splits or {})
-    known = {split.name for split in benchmark.splits}
-    if strange := sorted(set(given) - known):
-        raise ConfigError(f"{name} has no split {strange[0]!r}; it has {', '.join(sorted(known))}")
-    addresses: dict[str, str] = {}
-    for split in benchmark.splits:
-        address = given.get(split.name) or split_address(root, split)
-        if address is not None:
-            addresses[split.name] = address
-        elif split.needed:
-            raise MissingInput(
-                root,
-                f"no {' or '.join(split.files)} (.json, .jsonl, .parquet, .csv, .txt) there, the "
-                f"{split.name!r} split of {name}. Give its folder with --data, its file with "
-                f"--split '{split.name}=FILE', or `--data hub`",
-            )
-    rows = _rows(addresses)
-    items = _items(name, rows, limit)
-    if not items:
-        raise EmptySet(name, root)
-    sha = hashlib.sha256("".join(item.digest for item in items).encode()).hexdigest()
-    return BenchmarkRef(
-        name=name,
-        addresses=addresses,
-        num_rows={split: len(listed) for split, listed in rows.items()},
-        limit=limit,
-        num_items=len(items),
-        digest=sha,
-    )
-
-
-def _rows(addresses: Mapping[str, str]) -> dict[str, list[Row]]:
-    return {name: list(table_rows(address)) for name, address in addresses.items()}
-
-
-def _items(name: str, rows: Mapping[str, list[Row]], limit: int | None) -> list[Item]:
-    items = benchmark_of(name).items(rows)
-    return [item for item in items if limit is None or item.row < limit]
 
 
 @task(tags=["gpu"])

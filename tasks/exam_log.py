@@ -47,9 +47,12 @@ def log_exams(run: TrackedRun, exams: Exams, place: Place) -> None:
 
 def _numbers(benchmark: str, label: str, metrics: Sequence[Metric]) -> dict[str, float]:
     return {
-        f"{benchmark}/{re.sub(r'[^A-Za-z0-9_. -]', '', metric.name)}/{metric.variant}/{label}": (
-            metric.value
-        )
+        f"{benchmark}/{_plain(metric.name)}/{metric.variant}/{label}": metric.value
         for metric in metrics
         if not math.isnan(metric.value)
     }
+
+
+def _plain(name: str) -> str:
+    """With the characters that MLflow takes; min-k++ does not become min-k."""
+    return re.sub(r"[^A-Za-z0-9_. -]", "", name.replace("+", "plus"))

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from grom.exam import ItemResult
+from grom.items import ItemResult
 
 logger = logging.getLogger(__name__)
 

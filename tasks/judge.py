@@ -51,6 +51,7 @@ def attack_results(scores: Sequence[ScoreRef], edited_modules: Sequence[str]) ->
                 _forget(before),
                 _forget(after),
                 after[PARAPHRASED]["probability"],
+                ceiling=before[PARAPHRASED]["probability"],
                 num_examples=int(after[PARAPHRASED]["num_examples"]),
             )
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -48,12 +49,13 @@ def table_rows(address: str) -> Iterator[Mapping[str, Any]]:
     is one row with the column `text`; a JSON array of strings gives rows with that column, too.
 
     Raises:
-        DataError, MissingInput: with file and line.
+        MissingInput: there is nothing at this address.
+        DataError: a row cannot be read; with file and line, without its content.
     """
     if address.endswith((".csv", ".txt")):
         fs, path = fsspec.core.url_to_fs(address)
         found = sorted(fs.glob(path)) if "*" in path else [path]
-        if not found:
+        if not found or not fs.isfile(found[0]):
             raise MissingInput(address, "there is nothing at this address")
         for name in found:
             with fs.open(name, "rb") as raw:
@@ -61,13 +63,12 @@ def table_rows(address: str) -> Iterator[Mapping[str, Any]]:
         return
     for name, line, row in read_rows(address):
         if isinstance(row, MalformedRow):
-            raise row
-        if isinstance(row, str):
-            yield {"text": row}
-        elif isinstance(row, Mapping):
-            yield row
-        else:
-            raise MalformedRow(name, line, "the row is not an object")
+            raise _unread(name, line, row.reason)
+        if not isinstance(row, str | Mapping):
+            raise _unread(name, line, "the row is not an object")
+        if not _encodable(row):
+            raise _unread(name, line, "half a surrogate pair")
+        yield {"text": row} if isinstance(row, str) else row
 
 
 def _plain_rows(name: str, content: bytes) -> Iterator[dict[str, str]]:
@@ -78,12 +79,36 @@ def _plain_rows(name: str, content: bytes) -> Iterator[dict[str, str]]:
     if name.endswith(".txt"):
         yield {"text": text}
         return
-    for number, cells in enumerate(csv.reader(io.StringIO(text, newline=""))):
-        if number == 0:
+    columns: list[str] = []
+    for line, cells in _csv_rows(name, text):
+        if not columns:
             header = "question" in cells
             columns = cells if header else list(MMLU_COLUMNS)
             if header:
                 continue
         if len(cells) != len(columns):
-            raise MalformedRow(name, number + 1, f"{len(cells)} cells for {len(columns)} columns")
+            raise _unread(name, line, f"{len(cells)} cells for {len(columns)} columns")
         yield {"file": name, **dict(zip(columns, cells, strict=True))}
+
+
+def _csv_rows(name: str, text: str) -> Iterator[tuple[int, list[str]]]:
+    """The last line of each row, and its cells; lines without any are left out."""
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    try:
+        for cells in reader:
+            if cells:
+                yield reader.line_num, cells
+    except csv.Error as error:
+        raise _unread(name, reader.line_num, f"not CSV, {error}") from error
+
+
+def _encodable(row: str | Mapping[str, Any]) -> bool:
+    try:
+        json.dumps(row, ensure_ascii=False, default=str).encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _unread(name: str, line: int, reason: str) -> DataError:
+    return DataError(f"{name}, line {line}: {reason}. Correct or remove the row.")

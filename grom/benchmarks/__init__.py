@@ -2,8 +2,9 @@
 
 from grom.benchmarks.benchmark import Benchmark
 from grom.benchmarks.mmlu import MMLU, MMLU_5_SHOT
-from grom.benchmarks.muse import BOOKS, NEWS, VERBATIM
+from grom.benchmarks.muse import BOOKS, NEWS
 from grom.benchmarks.tofu import tofu_benchmark
+from grom.benchmarks.verbatim import VERBATIM
 from grom.benchmarks.wmdp import WMDP
 from grom.benchmarks.zsre import COUNTERFACT, ZSRE
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from grom.errors import DataError
-from grom.exam import Item, ItemResult
+from grom.items import Item, ItemResult
 from grom.metrics.metric import Metric
 
 Row = Mapping[str, Any]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from grom.benchmarks.benchmark import Answers, Row, text_of
 from grom.errors import DataError
-from grom.exam import Item
+from grom.items import Item
 from grom.letters import LETTERS
 from grom.metrics.choice import choice_accuracy, shuffled_agreement
 from grom.metrics.metric import Better, Metric
@@ -70,25 +70,31 @@ def parsed(row: Row, split: str, number: int) -> tuple[str, list[str], int]:
         DataError: there are not four options, or the answer is not one of them.
     """
     question = text_of(row, "question", split, number)
-    listed = row.get("choices")
-    if listed is None:
-        listed = [row.get(f"choice{at}") for at in range(NUM_OPTIONS)]
-    options = [str(option) for option in listed if option is not None]
+    options = _options(row)
     if len(options) != NUM_OPTIONS:
         raise DataError(
-            f"{split}, row {number + 1}: {len(options)} options in `choices` or `choice0` to "
-            f"`choice3`; exactly {NUM_OPTIONS} are needed"
+            f"{split}, row {number + 1}: {len(options)} options; exactly {NUM_OPTIONS} are needed, "
+            "as a list in `choices` or as `choice0` to `choice3`. Correct or remove the row."
         )
     answer = str(row.get("answer")).strip()
     letters = LETTERS[:NUM_OPTIONS]
-    if answer in letters and answer:
-        return question, options, letters.index(answer)
-    if answer.isdigit() and int(answer) < NUM_OPTIONS:
-        return question, options, int(answer)
+    for named in (list(letters), [str(at) for at in range(NUM_OPTIONS)]):
+        if answer in named:
+            return question, options, named.index(answer)
     raise DataError(
-        f"{split}, row {number + 1}: `answer` is neither 0 to {NUM_OPTIONS - 1} nor a letter "
-        f"{letters[0]} to {letters[-1]}"
+        f"{split}, row {number + 1}: `answer` is neither 0 to {NUM_OPTIONS - 1}, counted from 0, "
+        f"nor a letter {letters[0]} to {letters[-1]}. Correct or remove the row."
     )
+
+
+def _options(row: Row) -> list[str]:
+    """Options that are there; blank ones are not."""
+    listed = row.get("choices")
+    if listed is None:
+        listed = [row.get(f"choice{at}") for at in range(NUM_OPTIONS)]
+    if not isinstance(listed, list):
+        return []
+    return [str(option) for option in listed if option is not None and str(option).strip()]
 
 
 def choice_metrics(answers: Answers, split: str, name: str, better: Better) -> list[Metric]:

@@ -6,7 +6,8 @@ from collections.abc import Mapping
 
 from grom.benchmarks.benchmark import Answers, Benchmark, Published, Row, Rows, Split
 from grom.benchmarks.choices import choice_items, choice_metrics, worked
-from grom.exam import Item
+from grom.errors import DataError
+from grom.items import Item
 from grom.metrics.metric import Metric
 
 SHOTS = 5
@@ -30,20 +31,34 @@ def items(rows: Rows) -> list[Item]:
 
 
 def items_after_examples(rows: Rows) -> list[Item]:
-    """The same after the first five development questions of the subject."""
+    """The same after the first five development questions of the subject.
+
+    Raises:
+        DataError: a subject has fewer than five.
+    """
     by_subject: dict[str, list[Row]] = {}
     for row in rows.get("dev", ()):
         by_subject.setdefault(subject_of(row), []).append(row)
-    shown = {subject: worked("dev", listed[:SHOTS]) for subject, listed in by_subject.items()}
+    shown = {
+        subject: worked("dev", listed[:SHOTS])
+        for subject, listed in by_subject.items()
+        if len(listed) >= SHOTS
+    }
     return [
         item
         for number, row in enumerate(rows.get("test", ()))
-        for item in choice_items("test", number, row, _with_examples(subject_of(row), shown))
+        for item in choice_items("test", number, row, _with_examples(number, row, shown))
     ]
 
 
-def _with_examples(subject: str, shown: Mapping[str, str]) -> str:
-    return _head(subject) + shown.get(subject, "")
+def _with_examples(number: int, row: Row, shown: Mapping[str, str]) -> str:
+    subject = subject_of(row)
+    if subject not in shown:
+        raise DataError(
+            f"test, row {number + 1}: fewer than {SHOTS} `dev` rows are on its subject. Add the "
+            "subject's dev file, or use `mmlu`, which shows no examples."
+        )
+    return _head(subject) + shown[subject]
 
 
 def _head(subject: str) -> str:

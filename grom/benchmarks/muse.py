@@ -1,12 +1,8 @@
-"""MUSE: verbatim and knowledge memorisation and privacy leakage (Shi et al. 2024).
-
-Also the same measures on any text of one's own: one to forget, one to retain, one held out.
-"""
+"""MUSE: verbatim and knowledge memorisation and privacy leakage (Shi et al. 2024)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import islice
+from collections.abc import Sequence
 
 from grom.benchmarks.benchmark import (
     Answers,
@@ -18,72 +14,55 @@ from grom.benchmarks.benchmark import (
     text_of,
     texts_of,
 )
-from grom.benchmarks.scoring import Mean, health, means, membership
-from grom.exam import Item
+from grom.benchmarks.scoring import health, membership
+from grom.errors import DataError
+from grom.items import Item
 from grom.metrics import muse
 from grom.metrics.composite import final_muse
 from grom.metrics.membership import auc
-from grom.metrics.metric import Better, Metric, Variant
+from grom.metrics.metric import Metric, Variant, not_computed
 
 VARIANTS: tuple[Variant, ...] = ("compat", "correct")
 VERBATIM_TOKENS, KNOWLEDGE_TOKENS = 128, 32
 STOPS = ("\n\n", "\nQuestion", "Question:")
 SHOTS = 10
-PASSAGE_CHARACTERS = 2_000
-"""Of a text of one's own: cut in two halves, prompt and continuation."""
-MAX_PASSAGES = 100
 
 
 def news_items(rows: Rows) -> list[Item]:
-    """Knowledge questions after ten examples, passages to continue, texts to score."""
+    """Knowledge questions after ten examples, passages to continue, texts to score.
+
+    Raises:
+        DataError: a row lacks a column, or there are fewer than ten examples.
+    """
     found: list[Item] = []
     for kind in ("forget", "retain"):
-        shots = "".join(
-            _asked(row, f"{kind} examples", number) + f" {_answers(row, kind, number)[0]}\n\n"
-            for number, row in enumerate(rows.get(f"{kind} examples", ())[:SHOTS])
-        )
+        shots = _shots(f"{kind} examples", rows.get(f"{kind} examples", ()))
         for number, row in enumerate(rows.get(f"{kind} knowledge", ())):
             found.append(_question(f"{kind} knowledge", number, row, shots))
     for number, row in enumerate(rows.get("forget verbatim", ())):
         halves = [text_of(row, name, "forget verbatim", number) for name in ("prompt", "gt")]
-        found.append(_continuation("forget verbatim", number, *halves))
+        found.append(continuation_item("forget verbatim", number, *halves))
     for split in ("forget text", "retain text", "holdout text"):
         for number, row in enumerate(rows.get(split, ())):
-            found.append(_whole(split, number, text_of(row, "text", split, number)))
+            found.append(text_item(split, number, text_of(row, "text", split, number)))
     return found
 
 
-def own_items(rows: Rows) -> list[Item]:
-    """Passages of one's own texts: to continue, and to score."""
-    found: list[Item] = []
-    for split in ("forget", "retain", "holdout"):
-        cut = passages(
-            text_of(row, "text", split, at) for at, row in enumerate(rows.get(split, ()))
-        )
-        for number, passage in enumerate(islice(cut, MAX_PASSAGES)):
-            half = passage.rfind(" ", 0, len(passage) // 2) + 1
-            found.append(_continuation(f"{split} verbatim", number, passage[:half], passage[half:]))
-            found.append(_whole(f"{split} text", number, passage))
-    return found
-
-
-def passages(texts: Iterator[str] | Sequence[str]) -> Iterator[str]:
-    """Passages of about `PASSAGE_CHARACTERS`, cut at blanks; the last, shorter one is left out."""
-    for text in texts:
-        start = 0
-        while start + PASSAGE_CHARACTERS <= len(text):
-            end = text.rfind(" ", start, start + PASSAGE_CHARACTERS)
-            end = end if end > start + PASSAGE_CHARACTERS // 2 else start + PASSAGE_CHARACTERS
-            yield text[start:end].strip()
-            start = end
+def _shots(split: str, rows: Sequence[Row]) -> str:
+    if len(rows) < SHOTS:
+        raise DataError(f"{split}: {len(rows)} rows, and {SHOTS} are shown. Add the others.")
+    return "".join(
+        f"{_asked(row, split, number)} {_answer(row, split, number)}\n\n"
+        for number, row in enumerate(rows[:SHOTS])
+    )
 
 
 def _asked(row: Row, split: str, number: int) -> str:
     return f"Question: {text_of(row, 'question', split, number)}\nAnswer:"
 
 
-def _answers(row: Row, split: str, number: int) -> list[str]:
-    return texts_of(row, "answer", split, number)
+def _answer(row: Row, split: str, number: int) -> str:
+    return texts_of(row, "answer", split, number)[0]
 
 
 def _question(split: str, number: int, row: Row, shots: str) -> Item:
@@ -93,14 +72,15 @@ def _question(split: str, number: int, row: Row, shots: str) -> Item:
         "answer",
         "generation",
         shots + _asked(row, split, number),
-        _answers(row, split, number)[0],
+        _answer(row, split, number),
         plain=True,
         max_new_tokens=KNOWLEDGE_TOKENS,
         stops=STOPS,
     )
 
 
-def _continuation(split: str, number: int, prompt: str, rest: str) -> Item:
+def continuation_item(split: str, number: int, prompt: str, rest: str) -> Item:
+    """A passage to continue; `correct` compares with as many tokens as the model may say."""
     return Item(
         split,
         number,
@@ -114,7 +94,8 @@ def _continuation(split: str, number: int, prompt: str, rest: str) -> Item:
     )
 
 
-def _whole(split: str, number: int, text: str) -> Item:
+def text_item(split: str, number: int, text: str) -> Item:
+    """A text to score as it stands."""
     return Item(split, number, "text", "likelihood", "", text, plain=True, text=True)
 
 
@@ -122,7 +103,9 @@ def measure_news(answers: Answers, reference: Answers | None) -> list[Metric]:
     """VerbMem, KnowMem, PrivLeak, membership and GROM's Final."""
     knowledge = {
         (split, variant): muse.knowmem(
-            _f1(answers, f"{split} knowledge", "answer", variant), variant=variant, split=split
+            f1_values(answers, f"{split} knowledge", "answer", variant),
+            variant=variant,
+            split=split,
         )
         for split in ("forget", "retain")
         for variant in VARIANTS
@@ -130,9 +113,9 @@ def measure_news(answers: Answers, reference: Answers | None) -> list[Metric]:
     found = [*knowledge.values()]
     for variant in VARIANTS:
         verbatim = muse.verbmem(
-            _f1(answers, "forget verbatim", "continuation", variant), variant=variant
+            f1_values(answers, "forget verbatim", "continuation", variant), variant=variant
         )
-        leak = _privacy(answers, reference, variant)
+        leak = privacy_leak(answers, reference, variant)
         final = final_muse(
             verbmem_forget=verbatim.value,
             knowmem_forget=knowledge["forget", variant].value,
@@ -146,37 +129,29 @@ def measure_news(answers: Answers, reference: Answers | None) -> list[Metric]:
     return answers.with_dtype(found)
 
 
-def measure_own(answers: Answers, reference: Answers | None) -> list[Metric]:
-    """VerbMem, extraction strength and probability of each text; PrivLeak and membership."""
-    found = []
-    for split in ("forget", "retain", "holdout"):
-        for variant in VARIANTS:
-            f1s = _f1(answers, f"{split} verbatim", "continuation", variant)
-            found.append(muse.verbmem(f1s, variant=variant, split=split))
-        better: Better = "lower" if split == "forget" else "higher"
-        for name in ("probability", "extraction_strength", "exact_memorisation"):
-            one = Mean(name.replace("_", " "), name, "correct", better)
-            found += means(answers, f"{split} text", "text", [one])
-    found += [_privacy(answers, reference, variant) for variant in VARIANTS]
-    found += membership(answers, reference, "forget text", "holdout text", "text")
-    found += health(answers, "forget verbatim", "continuation")
-    return answers.with_dtype(found)
-
-
-def _f1(answers: Answers, split: str, role: str, variant: Variant) -> list[float]:
+def f1_values(answers: Answers, split: str, role: str, variant: Variant) -> list[float]:
+    """ROUGE-L F1 of each generation."""
     measure = "rouge_l_f1" if variant == "compat" else "rouge_l_f1_correct"
     return answers.values(split, role, measure, "generation")
 
 
-def _privacy(answers: Answers, reference: Answers | None, variant: Variant) -> Metric:
-    compared = None if reference is None else _min_k_auc(reference)
-    return muse.priv_leak(_min_k_auc(answers), compared, variant)
+def privacy_leak(answers: Answers, reference: Answers | None, variant: Variant) -> Metric:
+    """PrivLeak by Min-40% of forget against held-out texts."""
+    forget, holdout = _min_k(answers)
+    if not forget or not holdout:
+        why = "no 'forget text' and 'holdout text' to tell apart"
+        return not_computed(
+            "PrivLeak", why, variant=variant, better="reference", low=-100, high=float("inf")
+        )
+    compared = None if reference is None else auc(*_min_k(reference))
+    return muse.priv_leak(auc(forget, holdout), compared, variant, num=len(forget) + len(holdout))
 
 
-def _min_k_auc(answers: Answers) -> float:
-    return auc(
-        *(answers.values(f"{split} text", "text", "min_k") for split in ("forget", "holdout"))
+def _min_k(answers: Answers) -> tuple[list[float], list[float]]:
+    forget, holdout = (
+        answers.values(f"{split} text", "text", "min_k") for split in ("forget", "holdout")
     )
+    return forget, holdout
 
 
 def _muse(name: str, hub: str, folder: str, published: tuple[Published, ...]) -> Benchmark:
@@ -228,23 +203,4 @@ BOOKS = _muse(
         _row("retrained", (14.30, 28.90, 0, 74.50), TABLE),
         _row("GROM", (2.40, 36.89, -0.22, 65.56), TABLE),
     ),
-)
-VERBATIM = Benchmark(
-    name="verbatim",
-    version=1,
-    folder="books",
-    splits=(
-        Split("forget", ("forget", "alice_in_wonderland"), "muse-bench/MUSE-Books:raw:forget"),
-        Split(
-            "retain", ("retain", "pride_and_prejudice"), "muse-bench/MUSE-Books:raw:retain1", False
-        ),
-        Split(
-            "holdout",
-            ("holdout", "adventures_of_sherlock_holmes"),
-            "muse-bench/MUSE-Books:raw:holdout",
-            False,
-        ),
-    ),
-    items=own_items,
-    measure=measure_own,
 )

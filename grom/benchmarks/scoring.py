@@ -84,7 +84,7 @@ def membership(
         if reference is not None:
             scores = _scores(reference, (split, holdout), role, measure, sign)
             compared = membership_auc(name, *scores).value
-        found += [own, s_mia(own.value, compared, name)]
+        found += [own, s_mia(own.value, compared, name, own.num)]
     return [*found, _reference_attack(answers, reference, (split, holdout), role)]
 
 

@@ -15,7 +15,8 @@ from grom.benchmarks.benchmark import (
     texts_of,
 )
 from grom.benchmarks.scoring import Mean, health, means, membership
-from grom.exam import Item
+from grom.errors import DataError
+from grom.items import Item
 from grom.metrics import tofu
 from grom.metrics.composite import distance_to_reference, final_tofu, memorisation_score
 from grom.metrics.metric import Metric, Variant, mean, mean_metric
@@ -30,8 +31,9 @@ def items(rows: Rows) -> list[Item]:
     """Answer, paraphrased and perturbed answers, a generation, and the question in other words."""
     found: list[Item] = []
     for split in SPLIT_NAMES:
-        for number, row in enumerate(rows.get(split, ())):
-            found += _row_items(split, number, row)
+        listed = rows.get(split, ())
+        for number, row in enumerate(listed):
+            found += _row_items(split, number, row, listed[0])
     for number, row in enumerate(rows.get("holdout", ())):
         question = text_of(row, "question", "holdout", number)
         answer = text_of(row, "answer", "holdout", number)
@@ -39,18 +41,25 @@ def items(rows: Rows) -> list[Item]:
     return found
 
 
-def _row_items(split: str, number: int, row: Row) -> list[Item]:
+def _row_items(split: str, number: int, row: Row, first: Row) -> list[Item]:
+    """Items of a row; what the first row of its split has, every row must have."""
     question = text_of(row, "question", split, number)
     answer = text_of(row, "answer", split, number)
     answers = {"answer": answer}
-    if "paraphrased_answer" in row:
+    if "paraphrased_answer" in first:
         answers["paraphrase"] = text_of(row, "paraphrased_answer", split, number)
-    for at, wrong in enumerate(texts_of(row, "perturbed_answer", split, number)):
-        answers[f"perturbed {at}"] = wrong
+    perturbed = texts_of(row, "perturbed_answer", split, number)
+    wanted = len(texts_of(first, "perturbed_answer", split, 0))
+    if len(perturbed) != wanted:
+        raise DataError(
+            f"{split}, row {number + 1}: {len(perturbed)} texts in `perturbed_answer`, and the "
+            f"first row has {wanted}. Give every row of a split equally many."
+        )
+    answers |= {f"perturbed {at}": wrong for at, wrong in enumerate(perturbed)}
     found = [
         Item(split, number, role, "likelihood", question, text) for role, text in answers.items()
     ]
-    if split == "forget" and "paraphrased_question" in row:
+    if split == "forget" and "paraphrased_question" in first:
         other = text_of(row, "paraphrased_question", split, number)
         found.append(Item(split, number, "question paraphrased", "likelihood", other, answer))
     said = Item(split, number, "answer", "generation", question, answer, max_new_tokens=NEW_TOKENS)
@@ -64,6 +73,7 @@ def measure(answers: Answers, reference: Answers | None) -> list[Metric]:
             answers.losses("forget", "answer"), "forget", variant="correct", better="lower"
         ),
         *means(answers, "forget", "answer", FORGET_MEASURES),
+        *means(answers, "forget", "question paraphrased", [OTHER_WORDS]),
     ]
     for variant in VARIANTS:
         found += _truth_ratios(answers, reference, variant)
@@ -190,6 +200,14 @@ FORGET_MEASURES = (
     Mean("extraction strength", "extraction_strength", "correct", "lower"),
     Mean("exact memorisation", "exact_memorisation", "correct", "lower"),
 )
+OTHER_WORDS = Mean("probability, question paraphrased", "probability", "correct", "lower")
+
+
+def _row(model: str, values: tuple[float, float, float, float, float]) -> Published:
+    names = ("1-ROUGE", "1-Prob", "1-ES", "MU", "Final")
+    return Published(model, dict(zip(names, values, strict=True)), "arXiv 2608.05783, Table 2")
+
+
 PUBLISHED = {
     "01": (
         Published(
@@ -199,28 +217,12 @@ PUBLISHED = {
         ),
     ),
     "05": (
-        Published(
-            "Llama-2-7B-chat, retrained on retain95",
-            {"1-ROUGE": 0.61, "1-Prob": 0.85, "1-ES": 0.93, "MU": 0.62, "Final": 0.71},
-            "arXiv 2608.05783, Table 2",
-        ),
-        Published(
-            "Llama-2-7B-chat, GROM",
-            {"1-ROUGE": 0.95, "1-Prob": 1.00, "1-ES": 0.97, "MU": 0.62, "Final": 0.79},
-            "arXiv 2608.05783, Table 2",
-        ),
+        _row("Llama-2-7B-chat, retrained on retain95", (0.61, 0.85, 0.93, 0.62, 0.71)),
+        _row("Llama-2-7B-chat, GROM", (0.95, 1.00, 0.97, 0.62, 0.79)),
     ),
     "10": (
-        Published(
-            "Llama-3.2-1B, retrained on retain90",
-            {"1-ROUGE": 0.62, "1-Prob": 0.88, "1-ES": 0.94, "MU": 0.59, "Final": 0.70},
-            "arXiv 2608.05783, Table 2",
-        ),
-        Published(
-            "Llama-3.2-1B, GROM",
-            {"1-ROUGE": 0.78, "1-Prob": 1.00, "1-ES": 0.94, "MU": 0.60, "Final": 0.75},
-            "arXiv 2608.05783, Table 2",
-        ),
+        _row("Llama-3.2-1B, retrained on retain90", (0.62, 0.88, 0.94, 0.59, 0.70)),
+        _row("Llama-3.2-1B, GROM", (0.78, 1.00, 0.94, 0.60, 0.75)),
     ),
 }
 

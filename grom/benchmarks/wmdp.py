@@ -5,7 +5,7 @@ from __future__ import annotations
 from grom.benchmarks import mmlu
 from grom.benchmarks.benchmark import Answers, Benchmark, Published, Rows, Split
 from grom.benchmarks.choices import choice_items, choice_metrics
-from grom.exam import Item
+from grom.items import Item
 from grom.metrics.composite import final_wmdp
 from grom.metrics.metric import Metric
 

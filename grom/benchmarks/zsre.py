@@ -21,7 +21,7 @@ from grom.benchmarks.benchmark import (
     texts_of,
 )
 from grom.errors import DataError
-from grom.exam import Item
+from grom.items import Item
 from grom.metrics import facts
 from grom.metrics.metric import Metric
 
@@ -29,7 +29,11 @@ FACTS = "facts"
 
 
 def zsre_items(rows: Rows) -> list[Item]:
-    """The true answer and the new one to the question and its rephrasing; an unrelated question."""
+    """The true answer and the new one to the question and its rephrasing; an unrelated question.
+
+    Raises:
+        DataError: a row is in neither layout.
+    """
     found: list[Item] = []
     for number, row in enumerate(rows.get(FACTS, ())):
         mend = "src" in row
@@ -68,14 +72,17 @@ def _unrelated(row: Row, number: int, *, mend: bool) -> list[tuple[str, str]]:
         return [(text_of(row, "loc", FACTS, number), text_of(row, "loc_ans", FACTS, number))]
     locality = row.get("locality")
     listed = locality.get("Relation_Specificity") if isinstance(locality, Mapping) else None
-    pairs = []
-    for place in (listed or [])[:1]:
-        truth = place["ground_truth"]
-        while isinstance(truth, list):
-            truth = truth[0] if truth else ""
-        if str(truth).strip():
-            pairs.append((str(place["prompt"]), str(truth)))
-    return pairs
+    if not listed:
+        return []
+    place = listed[0] if isinstance(listed, list) and isinstance(listed[0], Mapping) else {}
+    truth = place.get("ground_truth")
+    while isinstance(truth, list) and truth:
+        truth = truth[0]
+    found = {"prompt": place.get("prompt"), "ground_truth": truth}
+    where = f"{FACTS}, `locality.Relation_Specificity`"
+    return [
+        (text_of(found, "prompt", where, number), text_of(found, "ground_truth", where, number))
+    ]
 
 
 def _counterfact(row: Row, number: int) -> tuple[dict[str, Sequence[str]], str, str]:
@@ -91,14 +98,20 @@ def _counterfact(row: Row, number: int) -> tuple[dict[str, Sequence[str]], str, 
         return prompts, true, new
     try:
         true, new = asked["target_true"]["str"], asked["target_new"]["str"]
-        prompt = asked["prompt"].format(asked["subject"])
-        others = row["paraphrase_prompts"], row["neighborhood_prompts"]
-    except (KeyError, TypeError, IndexError, AttributeError) as error:
+        prompt = asked["prompt"].replace("{}", asked["subject"])
+        whole = all(isinstance(text, str) and text.strip() for text in (true, new, prompt))
+    except (KeyError, TypeError, AttributeError):
+        whole = False
+    if not whole:
         raise DataError(
             f"{FACTS}, row {number + 1}: `requested_rewrite` is not in CounterFact's layout "
-            "(prompt, subject, target_true.str, target_new.str)"
-        ) from error
-    return {"rewrite": [prompt], "paraphrase": others[0], "neighbour": others[1]}, true, new
+            "(prompt, subject, target_true.str, target_new.str). Correct or remove the row."
+        )
+    paraphrase, neighbour = (
+        texts_of(row, name, FACTS, number)
+        for name in ("paraphrase_prompts", "neighborhood_prompts")
+    )
+    return {"rewrite": [prompt], "paraphrase": paraphrase, "neighbour": neighbour}, true, new
 
 
 def measure_zsre(answers: Answers, reference: Answers | None) -> list[Metric]:

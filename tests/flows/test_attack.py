@@ -15,6 +15,7 @@ from typer.testing import CliRunner
 from flows.attack import AttackRun, attack
 from flows.attack_command import run_of, show_attacks
 from flows.cli import app
+from flows.presets import PRESETS
 from flows.terminal import console
 from grom.attack import verdict
 from grom.attack_config import ALL_ATTACKS, AttackConfig, RelearnConfig
@@ -80,11 +81,11 @@ def test_the_command_line_names_models_data_and_attacks() -> None:
 
 
 def test_a_configuration_fills_in_what_is_not_given() -> None:
-    run = described(unedited=None, forget=None, config="tofu_smollm2_retrained_level")
+    name = "tofu_smollm2_retrained_level"
+    run, whole = described(unedited=None, forget=None, config=name), PRESETS[name]()
+    assert (run.unedited, run.retrained, run.forget) == (whole.model, whole.retrained, whole.forget)
     assert run.retrained is not None
-    assert run.unedited.adapter is not None
-    assert run.forget.uri.endswith("forget05.json")
-    other = described(config="tofu_smollm2_retrained_level", retrained="mine")
+    other = described(config=name, retrained="mine")
     assert (other.unedited.source, other.forget.uri) == ("before", "f")
     assert other.retrained == ModelConfig(source="mine")
 

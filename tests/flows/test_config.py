@@ -76,7 +76,7 @@ def test_three_lines_are_enough(tmp_path: Path) -> None:
     config = read_config(written(tmp_path, MINIMAL))
     assert config.target.kind == "replacement"
     assert config.strength.search is not None
-    assert config.evaluate.quantisations == ("nf4",)
+    assert config.evaluate.quantisations == ("nf4", "int4")
 
 
 def test_keys_is_the_yaml_name_of_the_order(tmp_path: Path) -> None:

@@ -9,16 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from flows.config import UnlearnConfig
+from flows.config import BenchmarkConfig, UnlearnConfig
 from flows.presets import shared, tofu_smollm2
 from flows.unlearn import Outcome, unlearn
-from grom.config import CollectConfig, SelectConfig, StrengthConfig
+from grom.config import CollectConfig, EvaluateConfig, SelectConfig, StrengthConfig
 from tasks.codecs import load_edit, read_json
 from tasks.registry import registered_folder
 from tasks.tracking import Tracking, client_of
 
 pytestmark = pytest.mark.e2e
 BAND = (24, 25, 26, 27, 28, 29)
+FEW = EvaluateConfig(max_examples=20, health_examples=4, health_tokens=16)
 
 
 def smaller(work: Path, **changes: Any) -> UnlearnConfig:
@@ -34,7 +35,7 @@ def smaller(work: Path, **changes: Any) -> UnlearnConfig:
             "background": None,
             "select": SelectConfig(layers=BAND),
             "strength": StrengthConfig(nats=12),
-            "evaluate": preset.evaluate.model_copy(update={"max_examples": 20}),
+            "evaluate": FEW,
             **changes,
         }
     )
@@ -50,19 +51,45 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(work: Path, prefect_server: None) -> Outcome:
-    """One run of the whole flow."""
-    return unlearn(smaller(work))
+    """One run of the whole flow, with the first rows of the benchmark."""
+    return unlearn(smaller(work, benchmark=BenchmarkConfig(name="tofu_forget05", limit=2)))
 
 
 def test_forgets_what_was_asked_and_keeps_the_rest(outcome: Outcome) -> None:
-    unedited, edited, nf4 = outcome.scores
+    unedited, edited, nf4, int4 = outcome.scores
     assert unedited.sets["forget"]["probability"] > 0.95
     assert edited.sets["forget"]["probability"] < 0.45
     assert edited.sets["retain, seen"]["probability"] > 0.95
     assert edited.sets["retain, held out"]["probability"] > 0.85
     assert nf4.sets["forget"]["probability"] < edited.sets["forget"]["probability"] + 0.05
-    assert nf4.quantised_modules == 210  # seven linear modules in each of thirty layers
+    # Seven linear modules in each of thirty layers.
+    assert len(nf4.quantised_modules) == len(int4.quantised_modules) == 210
+    assert edited.sets["forget, paraphrased"]["probability"] < 0.45
+    assert edited.health["empty rate"] == 0
     assert outcome.registered.passed
+
+
+def test_each_attack_has_a_verdict_with_its_number(outcome: Outcome) -> None:
+    verdicts = {attack["name"]: attack["verdict"] for attack in outcome.registered.attacks}
+    assert verdicts == {"nf4": "removed", "int4": "removed", "paraphrase": "removed"}
+    for attack in outcome.registered.attacks:
+        assert attack["recovered_share"] <= 0.2
+
+
+def test_the_benchmark_and_the_report_are_in_mlflow(outcome: Outcome, work: Path) -> None:
+    client = client_of(Tracking(), work)
+    run = client.get_run(outcome.registered.run_id)
+    before, after = (
+        run.data.metrics[f"tofu_forget05/forget probability/correct/{label}"]
+        for label in ("unedited", "edited")
+    )
+    assert before > 0.95
+    assert after < before
+    names = {file.path for file in client.list_artifacts(run.info.run_id, "tables")}
+    assert {"tables/tofu_forget05.json", "tables/tofu_forget05-edited.parquet"} <= names
+    (folder,) = (work / "reports").glob(f"*{run.info.run_id[:8]}")
+    pictures = {path.name for path in folder.glob("*.png")}
+    assert {"bars.png", "forgetting.png", "truth_ratios.png"} <= pictures
 
 
 def test_registered_version_loads_with_plain_transformers(outcome: Outcome, work: Path) -> None:
@@ -127,7 +154,7 @@ def test_second_run_collects_nothing_again_and_searches_the_strength(
         smaller(
             work,
             strength=StrengthConfig(auto=auto.model_copy(update={"probe_examples": 20})),
-            evaluate=preset.evaluate.model_copy(update={"max_examples": 20, "quantisations": ()}),
+            evaluate=FEW.model_copy(update={"quantisations": (), "health_examples": 0}),
         )
     )
     assert again.reused_retain
@@ -140,12 +167,11 @@ def test_second_run_collects_nothing_again_and_searches_the_strength(
 
 
 def test_sequential_keys_forget_as_well(outcome: Outcome, work: Path) -> None:
-    preset = tofu_smollm2()
     run = unlearn(
         smaller(
             work,
             collect=CollectConfig(order="sequential"),
-            evaluate=preset.evaluate.model_copy(update={"max_examples": 20, "quantisations": ()}),
+            evaluate=FEW.model_copy(update={"quantisations": (), "health_examples": 0}),
         )
     )
     assert run.edit.artifact != outcome.edit.artifact

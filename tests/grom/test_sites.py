@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from torch import Tensor
@@ -178,5 +180,6 @@ def test_a_weight_of_integers_is_refused_by_name() -> None:
 
 
 def test_a_family_without_a_limit_gets_the_default() -> None:
-    assert context_length(tiny_model("bloom").config, 123) == 123
+    assert context_length(SimpleNamespace(hidden_size=16), 123) == 123
+    assert context_length(SimpleNamespace(max_position_embeddings=None, n_ctx=7), 123) == 7
     assert context_length(tiny_model("gpt2").config, 123) == 64

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from grom.exam import ItemResult
+from grom.items import ItemResult
 from tasks.journal import Journal
 
 
@@ -37,7 +37,7 @@ def test_what_was_done_is_found_again_to_the_last_item(tmp_path: Path) -> None:
     assert sorted(Journal(path).found) == list(range(100))
 
 
-@pytest.mark.parametrize("lost", [1, 20, 90])
+@pytest.mark.parametrize("lost", [2, 20, 90])
 def test_a_line_that_was_cut_short_is_done_again(tmp_path: Path, lost: int) -> None:
     path = tmp_path / "a.jsonl"
     killed_after(5, Journal(path).record(results(0, 5)))
@@ -46,6 +46,16 @@ def test_a_line_that_was_cut_short_is_done_again(tmp_path: Path, lost: int) -> N
     assert sorted(again.found) == [1, 2, 3, 4]
     assert len(list(again.record(results(0, 1)))) == 1
     assert sorted(Journal(path).found) == [0, 1, 2, 3, 4]
+
+
+def test_a_line_that_lacks_only_its_end_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    killed_after(5, Journal(path).record(results(0, 5)))
+    path.write_bytes(path.read_bytes()[:-1])
+    again = Journal(path)
+    assert sorted(again.found) == [0, 1, 2, 3, 4]
+    killed_after(1, again.record(results(5, 6)))
+    assert sorted(Journal(path).found) == [0, 1, 2, 3, 4, 5]
 
 
 def test_a_finished_journal_is_removed(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import re
 from pathlib import Path
 
 import pyarrow as pa
@@ -11,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from grom.benchmarks.benchmark import Split
-from grom.errors import DataError, MalformedRow, MissingInput
+from grom.errors import DataError, MissingInput
 from tasks.tables import split_address, table_rows
 from tests.tiny import CANARY
 
@@ -64,23 +65,36 @@ def test_a_text_is_one_row_and_an_array_of_strings_many(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "kind", "message"),
+    ("name", "content", "message"),
     [
-        ("a.csv", f"question,answer\n{CANARY},1,2\n".encode(), MalformedRow, "a.csv, line 2"),
-        ("a.txt", CANARY.encode() + b"\xff", DataError, "not UTF-8 at byte 9"),
-        ("a.jsonl", b'{"question": 1}\n7\n', MalformedRow, "line 2: the row is not an object"),
-        ("a.jsonl", b'{"question": \n', MalformedRow, "a.jsonl, line 1"),
+        ("a.csv", f"question,answer\n{CANARY},1,2\n".encode(), "a.csv, line 2: 3 cells for 2"),
+        ("a.csv", f'question,answer\n"{CANARY}"x,1\n'.encode(), "a.csv, line 2: not CSV"),
+        ("a.csv", f'question,answer\n"a\nb",1\n{CANARY}\n'.encode(), "a.csv, line 4: 1 cells"),
+        ("a.txt", CANARY.encode() + b"\xff", "not UTF-8 at byte 9"),
+        ("a.jsonl", b'{"question": 1}\n7\n', "line 2: the row is not an object"),
+        ("a.jsonl", b'{"question": \n', "a.jsonl, line 1: not JSON"),
+        ("a.jsonl", rb'{"question": "zebrafish \ud800"}', "a.jsonl, line 1: half a surrogate pair"),
     ],
 )
 def test_a_bad_row_is_named_without_its_content(
-    tmp_path: Path, name: str, content: bytes, kind: type[DataError], message: str
+    tmp_path: Path, name: str, content: bytes, message: str
 ) -> None:
     (tmp_path / name).write_bytes(content)
-    with pytest.raises(kind, match=message) as caught:
+    with pytest.raises(DataError, match=message) as caught:
         list(table_rows(str(tmp_path / name)))
     assert CANARY not in str(caught.value)
+    assert "`prompt`" not in str(caught.value)  # the columns of forget sets
 
 
-def test_a_pattern_that_matches_nothing_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(MissingInput):
-        list(table_rows(str(tmp_path / "*.csv")))
+def test_blank_lines_of_a_csv_are_no_rows(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("\nquestion,answer\n\nWhat?,1\n\n")
+    assert [dict(row) for row in table_rows(str(path))] == [
+        {"file": "a.csv", "question": "What?", "answer": "1"}
+    ]
+
+
+@pytest.mark.parametrize("name", ["*.csv", "absent.csv", "absent.txt", "absent.json", "x.doc"])
+def test_an_address_without_anything_is_refused(tmp_path: Path, name: str) -> None:
+    with pytest.raises(MissingInput, match=re.escape(name)):
+        list(table_rows(str(tmp_path / name)))
