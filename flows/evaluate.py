@@ -18,6 +18,8 @@ from tasks.place import Place
 from tasks.register import tracked_run
 from tasks.tracking import Tracking
 
+Quantisation = Literal["nf4", "fp4", "int8", "int4"]
+
 
 class EvalConfig(Config):
     """One evaluation, whole."""
@@ -29,7 +31,7 @@ class EvalConfig(Config):
     reference: ModelConfig | None = None
     """A model trained without what had to be forgotten; forget quality, privacy leakage and the
     distance to it need one."""
-    quantisation: Literal["nf4", "fp4", "int8", "int4"] | None = None
+    quantisation: Quantisation | None = None
     """Load the model in nf4, fp4, int8 or int4."""
     quantise_head: bool = False
     """Quantise the LM head as well."""

@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from flows.config import UnlearnConfig, read_config
+from flows.config import BenchmarkConfig, UnlearnConfig, read_config
 from grom.config import (
     AutoStrength,
     DataConfig,
@@ -76,7 +76,8 @@ def tofu_smollm2() -> UnlearnConfig:
 
 
 def tofu_smollm2_retrained_level() -> UnlearnConfig:
-    """The same, down to the level of the model that never saw these authors, without a floor."""
+    """The same, down to the level of the model that never saw these authors, without a floor;
+    measured on the TOFU benchmark, too."""
     return _tofu(
         "tofu_smollm2_retrained_level",
         AutoStrength(utility_floor=None),
@@ -108,6 +109,7 @@ def _tofu(name: str, auto: AutoStrength, *, retrained: bool) -> UnlearnConfig:
             "world facts": rows("world_facts"),
         },
         strength=StrengthConfig(auto=auto),
+        benchmark=BenchmarkConfig(name="tofu_forget05", limit=100) if retrained else None,
     )
 
 

@@ -107,6 +107,8 @@ def _likelihood_result(rendering: Rendering, item: Item, score: ExampleScore) ->
     numbers = asdict(score)
     for name in ("digest", "group"):
         del numbers[name]
+    if math.isnan(score.mean_logprob):  # no first choice is right then, which is no forgetting
+        numbers |= dict.fromkeys(numbers.keys() - {"num_tokens"}, math.nan)
     said = item.answer
     if item.text:  # of a long one only the beginning was measured
         ids = _rendered(rendering, item).ids

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,7 +20,7 @@ from grom.items import Item, ItemResult
 from grom.metrics import Metric, Variant
 from tasks.tables import split_address, table_rows
 from tests.reference import VOCAB
-from tests.tiny import SPECIAL, TEMPLATE
+from tests.tiny import CANARY, SPECIAL, TEMPLATE, words, write_rows
 
 DATA = shared() / "data"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="needs the benchmark data, GROM_SHARED")
@@ -27,6 +28,13 @@ LETTERS = "ABCD"
 FIRST_LETTER = len(SPECIAL)
 """Tokens 4 to 7; the others are w8, w9 ... up to the vocabulary's size."""
 Numbers = dict[str, Any]
+TOFU_FILES = {
+    "forget01_perturbed": 5,
+    "retain_perturbed": 5,
+    "real_authors_perturbed": 3,
+    "world_facts_perturbed": 3,
+}
+"""Each with the number of perturbed answers of a row."""
 
 
 def lettered(*, template: str | None = TEMPLATE, max_tokens: int = 64) -> Rendering:
@@ -45,6 +53,28 @@ def lettered(*, template: str | None = TEMPLATE, max_tokens: int = 64) -> Render
     )
     tokenizer.chat_template = template
     return Rendering(tokenizer, max_tokens)
+
+
+def write_tofu(folder: Path, count: int = 4) -> Path:
+    """Rows in TOFU's layout, one split per file; each text has the canary in it."""
+    for number, (split, perturbed) in enumerate(TOFU_FILES.items()):
+        rows = []
+        for row in range(count):
+            start = 8 + 4 * number + 2 * row
+            rows.append(
+                {
+                    "question": f"{words(start, 3)} {CANARY}",
+                    "answer": f"{words(start + 20, 2 + row)} {CANARY}",
+                    "perturbed_answer": [
+                        f"{CANARY} {words(start + 9 + at, 2)}" for at in range(perturbed)
+                    ],
+                }
+            )
+            if perturbed == 5:
+                rows[-1]["paraphrased_answer"] = f"{CANARY} {words(start + 20, 2)}"
+                rows[-1]["paraphrased_question"] = f"{CANARY} {words(start, 4)}"
+        write_rows(folder / f"{split}.json", rows)
+    return folder
 
 
 @cache

@@ -73,8 +73,9 @@ def measure(answers: Answers, reference: Answers | None) -> list[Metric]:
 
 TEST = Split("test", ("test/*_test", "*_test", "test", "mmlu"), "cais/mmlu:all:test")
 DEV = Split("dev", ("dev/*_dev", "*_dev", "dev"), "cais/mmlu:all:dev")
-LLAMA = Published(
-    "Llama-3-8B-Instruct / GROM on WMDP-bio", {"MMLU": 0.65, "after": 0.55}, "arXiv 2608.05783"
+LLAMA = (
+    Published("Llama-3-8B-Instruct", {"MMLU": 0.65}, "arXiv 2608.05783"),
+    Published("Llama-3-8B-Instruct, GROM on WMDP-bio", {"MMLU": 0.55}, "arXiv 2608.05783"),
 )
-MMLU = Benchmark("mmlu", 1, "mmlu", (TEST,), items, measure, (LLAMA,))
+MMLU = Benchmark("mmlu", 1, "mmlu", (TEST,), items, measure, LLAMA)
 MMLU_5_SHOT = Benchmark("mmlu_5shot", 1, "mmlu", (TEST, DEV), items_after_examples, measure)

@@ -19,7 +19,7 @@ from grom.errors import DataError
 from grom.items import Item
 from grom.metrics import tofu
 from grom.metrics.composite import distance_to_reference, final_tofu, memorisation_score
-from grom.metrics.metric import Metric, Variant, mean, mean_metric
+from grom.metrics.metric import Better, Metric, Variant, mean, mean_metric
 
 VARIANTS: tuple[Variant, ...] = ("compat", "correct")
 KINDS: tuple[tofu.TruthRatio, ...] = ("geometric", "arithmetic", "prob_mean")
@@ -45,9 +45,9 @@ def _row_items(split: str, number: int, row: Row, first: Row) -> list[Item]:
     """Items of a row; what the first row of its split has, every row must have."""
     question = text_of(row, "question", split, number)
     answer = text_of(row, "answer", split, number)
-    answers = {"answer": answer}
+    texts = {"answer": answer}
     if "paraphrased_answer" in first:
-        answers["paraphrase"] = text_of(row, "paraphrased_answer", split, number)
+        texts["paraphrase"] = text_of(row, "paraphrased_answer", split, number)
     perturbed = texts_of(row, "perturbed_answer", split, number)
     wanted = len(texts_of(first, "perturbed_answer", split, 0))
     if len(perturbed) != wanted:
@@ -55,10 +55,8 @@ def _row_items(split: str, number: int, row: Row, first: Row) -> list[Item]:
             f"{split}, row {number + 1}: {len(perturbed)} texts in `perturbed_answer`, and the "
             f"first row has {wanted}. Give every row of a split equally many."
         )
-    answers |= {f"perturbed {at}": wrong for at, wrong in enumerate(perturbed)}
-    found = [
-        Item(split, number, role, "likelihood", question, text) for role, text in answers.items()
-    ]
+    texts |= {f"perturbed {at}": wrong for at, wrong in enumerate(perturbed)}
+    found = [Item(split, number, key, "likelihood", question, text) for key, text in texts.items()]
     if split == "forget" and "paraphrased_question" in first:
         other = text_of(row, "paraphrased_question", split, number)
         found.append(Item(split, number, "question paraphrased", "likelihood", other, answer))
@@ -68,14 +66,14 @@ def _row_items(split: str, number: int, row: Row, first: Row) -> list[Item]:
 
 def measure(answers: Answers, reference: Answers | None) -> list[Metric]:
     """Forgetting, utility, privacy and composites, against the retrained model if it is given."""
+    losses = answers.losses("forget", "answer")
     found = [
-        tofu.probability(
-            answers.losses("forget", "answer"), "forget", variant="correct", better="lower"
-        ),
+        tofu.probability(losses, "forget", variant="correct", better="lower"),
         *means(answers, "forget", "answer", FORGET_MEASURES),
         *means(answers, "forget", "question paraphrased", [OTHER_WORDS]),
     ]
     for variant in VARIANTS:
+        found.append(_normalised(answers, "forget", variant, "lower"))
         found += _truth_ratios(answers, reference, variant)
     utilities = {variant: _utility(answers, variant) for variant in VARIANTS}
     for variant, (parts, utility) in utilities.items():
@@ -124,19 +122,14 @@ def _utility(answers: Answers, variant: Variant) -> tuple[list[Metric], Metric]:
     rouge = "rouge_l_recall" if variant == "compat" else "rouge_l_recall_correct"
     parts: dict[str, Metric] = {}
     for split in ("retain", "real authors", "world facts"):
-        losses = answers.losses(split, "answer")
         if split == "retain":
+            losses = answers.losses(split, "answer")
             known = tofu.probability(losses, split, variant=variant, better="higher")
         else:
-            normalised = [
-                tofu.normalised_probability(loss, wrong, variant)
-                for loss, wrong in zip(losses, _perturbed(answers, split), strict=True)
-            ]
-            name = f"{split} normalised probability"
-            known = mean_metric(name, normalised, variant=variant, better="higher")
+            known = _normalised(answers, split, variant, "higher")
+        parts[f"{split} probability"] = known
         said = answers.values(split, "answer", rouge, "generation")
         name = f"{split} ROUGE-L recall"
-        parts[f"{split} probability"] = known
         parts[name] = mean_metric(name, said, variant=variant, better="higher")
         right = answers.losses(split, _right_role(answers, split))
         own = ratios(answers, split, "geometric", variant)
@@ -145,6 +138,13 @@ def _utility(answers: Answers, variant: Variant) -> tuple[list[Metric], Metric]:
         )
     values = {name: metric.value for name, metric in parts.items()}
     return list(parts.values()), tofu.model_utility(values, variant=variant)
+
+
+def _normalised(answers: Answers, split: str, variant: Variant, better: Better) -> Metric:
+    rows = zip(answers.losses(split, "answer"), _perturbed(answers, split), strict=True)
+    values = [tofu.normalised_probability(loss, wrong, variant) for loss, wrong in rows]
+    name = f"{split} normalised probability"
+    return mean_metric(name, values, variant=variant, better=better)
 
 
 def _composites(answers: Answers, utility: Metric, variant: Variant) -> list[Metric]:
@@ -208,13 +208,11 @@ def _row(model: str, values: tuple[float, float, float, float, float]) -> Publis
     return Published(model, dict(zip(names, values, strict=True)), "arXiv 2608.05783, Table 2")
 
 
+REPRO = "OpenUnlearning docs/repro.md"
 PUBLISHED = {
     "01": (
-        Published(
-            "Llama-3.2-1B finetuned / retain99",
-            {"FQ": 0.01, "MU": 0.60, "TR": 0.47, "retain MU": 0.60, "retain TR": 0.65},
-            "OpenUnlearning docs/repro.md",
-        ),
+        Published("Llama-3.2-1B, finetuned", {"FQ": 0.01, "MU": 0.60, "TR": 0.47}, REPRO),
+        Published("Llama-3.2-1B, retrained on retain99", {"MU": 0.60, "TR": 0.65}, REPRO),
     ),
     "05": (
         _row("Llama-2-7B-chat, retrained on retain95", (0.61, 0.85, 0.93, 0.62, 0.71)),

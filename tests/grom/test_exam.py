@@ -273,6 +273,14 @@ def test_what_is_done_is_not_asked_again_and_the_rest_gets_the_same_numbers() ->
     assert examine(model, items, done=range(len(items))) == {}
 
 
+def test_a_model_that_is_not_a_number_gets_no_number_of_what_it_knows() -> None:
+    model = tiny_model("llama")
+    items = [item for item in asked(model) if item.ask != "generation"]
+    model.get_parameter("lm_head.weight").fill_(math.nan)
+    for result in examine(model, items).values():
+        assert set(numbers(result)) == {"num_tokens", "right"}
+
+
 def test_results_hold_no_text() -> None:
     model = tiny_model("llama")
     items = asked(model)

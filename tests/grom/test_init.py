@@ -7,12 +7,18 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from types import FunctionType, ModuleType
+from typing import Literal
 
 import pytest
 
 import grom
+import grom.benchmarks
+import grom.metrics
 
 ROOT = Path(grom.__file__).parents[1]
+PACKAGES = (grom, grom.benchmarks, grom.metrics)
+MODULES = sorted(path for path in (ROOT / "grom").rglob("*.py"))
 FOREIGN = ("prefect", "mlflow", "pyarrow", "datasets", "fsspec", "s3fs", "boto3", "typer")
 """Orchestrator, registry and storage."""
 SCRIPT = f"""
@@ -49,22 +55,35 @@ def after(statement: str, home: Path) -> dict[str, object]:
     return found
 
 
-def test_public_names_are_sorted_and_all_there() -> None:
-    assert grom.__all__ == sorted(set(grom.__all__))
-    for name in grom.__all__:
-        public = getattr(grom, name)
-        assert public.__module__.startswith("grom.")
-        assert public.__doc__
+@pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.__name__)
+def test_public_names_are_sorted_and_all_there(package: ModuleType) -> None:
+    assert package.__all__ == sorted(set(package.__all__))
+    for name in package.__all__:
+        public = getattr(package, name)
+        if isinstance(public, type | FunctionType):
+            assert public.__module__.startswith(f"{package.__name__}.")
+            assert public.__doc__
+        else:
+            assert isinstance(public, dict | type(Literal["a"])), name  # a table or a kind of word
 
 
-def test_every_name_that_the_package_imports_is_public() -> None:
-    modules = {path.stem for path in (ROOT / "grom").glob("*.py")}
-    names = {name for name in vars(grom) if not name.startswith("_")}
-    assert names - modules == set(grom.__all__) - modules
+@pytest.mark.parametrize("package", [grom, grom.metrics], ids=lambda package: package.__name__)
+def test_every_name_that_the_package_imports_is_public(package: ModuleType) -> None:
+    folder = Path(package.__path__[0])
+    modules = {path.stem for path in folder.glob("*.py")}
+    modules |= {path.parent.name for path in folder.glob("*/__init__.py")}
+    names = {name for name in vars(package) if not name.startswith("_")}
+    assert names - modules == set(package.__all__) - modules
+
+
+def test_every_benchmark_that_the_package_imports_is_in_its_table() -> None:
+    table = grom.benchmarks.BENCHMARKS.values()
+    for name, public in vars(grom.benchmarks).items():
+        assert not isinstance(public, grom.benchmarks.Benchmark) or public in table, name
 
 
 def test_importing_does_nothing_else(tmp_path: Path) -> None:
-    assert after("import grom", tmp_path) == {
+    assert after("import grom, grom.benchmarks, grom.metrics", tmp_path) == {
         "environment": True,
         "torch": True,
         "warnings": True,
@@ -82,7 +101,9 @@ def test_what_importing_must_not_do_would_be_seen(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "grom").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT / "grom")))
 def test_every_module_has_its_tests(path: Path) -> None:
-    name = path.stem.strip("_")
-    assert (ROOT / "tests" / "grom" / f"test_{name}.py").is_file()
+    place = path.relative_to(ROOT).parent
+    if path.stem == "__init__":
+        place = Path("grom")  # here
+    assert (ROOT / "tests" / place / f"test_{path.stem.strip('_')}.py").is_file()
