@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Annotated, get_args
 
 import typer
+from rich.table import Table
 
 from flows.config import checked
 from flows.presets import model_named
@@ -76,12 +77,13 @@ def list_benchmarks() -> None:
     """List the benchmarks with their splits."""
     from grom.benchmarks import BENCHMARKS
 
+    table = Table(box=None, pad_edge=False)
+    table.add_column("benchmark", style="bold", no_wrap=True)
+    table.add_column("splits (optional ones in brackets)")
     for name, benchmark in BENCHMARKS.items():
-        splits = ", ".join(
-            split.name if split.needed else f"({split.name})" for split in benchmark.splits
-        )
-        console.print(f"[bold]{name}[/]  {splits}", highlight=False)
-    console.print("In brackets: optional splits. Models in roles of a preset: PRESET:reference.")
+        splits = (split.name if split.needed else f"({split.name})" for split in benchmark.splits)
+        table.add_row(name, ", ".join(splits))
+    console.print(table)
 
 
 def _pair(text: str) -> tuple[str, str]:

@@ -12,6 +12,7 @@ from grom.benchmarks.benchmark import Benchmark, Row
 from grom.config import Config
 from grom.errors import ConfigError, DataError, EmptySet, MissingInput
 from grom.items import Item
+from tasks.rows import HUB
 from tasks.tables import split_address, table_rows
 
 
@@ -117,7 +118,20 @@ def _addresses(benchmark: Benchmark, root: str, given: Mapping[str, str]) -> dic
 
 
 def _rows(addresses: Mapping[str, str]) -> dict[str, list[Row]]:
-    return {name: list(table_rows(address)) for name, address in addresses.items()}
+    return {name: _split_rows(address) for name, address in addresses.items()}
+
+
+def _split_rows(address: str) -> list[Row]:
+    try:
+        return list(table_rows(address))
+    except MissingInput as error:
+        if not address.startswith(HUB):
+            raise
+        raise MissingInput(
+            address,
+            f"the hub did not give it ({type(error.__cause__).__name__}). Give the folder of the "
+            "benchmark's files with --data",
+        ) from error
 
 
 def _digest(items: Sequence[Item]) -> str:

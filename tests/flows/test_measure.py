@@ -85,7 +85,7 @@ def test_a_missing_file_or_model_is_one_line_with_its_cure(
 def test_every_benchmark_is_listed_with_its_splits() -> None:
     result = grom("benchmarks")
     assert result.exit_code == 0
-    lines = {line.split("  ")[0]: line for line in result.stdout.splitlines()}
+    lines = {line.split(" ")[0]: line for line in result.stdout.splitlines()}
     assert set(BENCHMARKS) <= set(lines)
     assert "forget, retain, real authors, world facts, (holdout)" in lines["tofu_forget01"]
 

@@ -79,6 +79,19 @@ def test_a_missing_split_is_named_with_the_ways_to_give_it(root: Path) -> None:
         loaded(root, splits={"retain": str(root / "absent.json")})
 
 
+def test_what_the_hub_does_not_give_is_said_with_the_other_way_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def offline(*_: object, **__: object) -> None:
+        raise ConnectionError(CANARY)
+
+    monkeypatch.setattr("datasets.load_dataset", offline)
+    with pytest.raises(MissingInput, match=r"\(ConnectionError\)\..*with --data") as caught:
+        load_benchmark.fn("zsre", "hub")
+    assert str(caught.value).startswith("hub:zjunlp/KnowEdit:zsre:test: the hub did not give it")
+    assert CANARY not in str(caught.value)
+
+
 @pytest.mark.parametrize("split", ["forget", "world facts"])
 def test_an_empty_split_is_refused(root: Path, split: str) -> None:
     file = {"forget": "forget01_perturbed", "world facts": "world_facts_perturbed"}[split]

@@ -7,6 +7,7 @@ import json
 import re
 from pathlib import Path
 
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -55,6 +56,20 @@ def test_a_csv_has_its_header_or_the_columns_of_mmlu(tmp_path: Path) -> None:
     assert (row["question"], row["choice1"], row["answer"]) == ("What?", "b", "B")
     found = [row["file"] for row in table_rows(str(tmp_path / "*_test.csv"))]
     assert found == ["x_test.csv", "x_test.csv", "y_test.csv"]
+
+
+def test_a_split_in_an_object_store_is_found_and_read_alike(tmp_path: Path) -> None:
+    store = fsspec.filesystem("memory")
+    for name in ("b_test.csv", "a_test.csv"):
+        store.pipe(f"/bench/test/{name}", f"question,answer\n{name},1\n".encode())
+    store.pipe("/bench/questions.jsonl", json.dumps(ROWS[0]).encode())
+    address = split_address("memory://bench", SPLIT)
+    assert address == "memory:///bench/test/*_test.csv"
+    assert [row["question"] for row in table_rows(address)] == ["a_test.csv", "b_test.csv"]
+    other = split_address("memory://bench", Split("test", ("questions",), "a:b:c"))
+    assert other is not None
+    assert [dict(row) for row in table_rows(other)] == ROWS[:1]
+    store.rm("/bench", recursive=True)
 
 
 def test_a_text_is_one_row_and_an_array_of_strings_many(tmp_path: Path) -> None:
