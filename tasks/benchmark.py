@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping, Sequence
 
 from prefect import task
@@ -14,6 +15,8 @@ from grom.errors import ConfigError, DataError, EmptySet, MissingInput
 from grom.items import Item
 from tasks.rows import HUB
 from tasks.tables import split_address, table_rows
+
+logger = logging.getLogger(__name__)
 
 
 class BenchmarkRef(Config):
@@ -86,7 +89,18 @@ def load_benchmark(
     """
     benchmark = benchmark_with(name, splits or {})
     addresses = _addresses(benchmark, root, splits or {})
-    rows = _rows(addresses)
+    rows: dict[str, list[Row]] = {}
+    for split in benchmark.splits:
+        if split.name not in addresses:
+            continue
+        try:
+            rows[split.name] = _split_rows(addresses[split.name])
+        except MissingInput as error:
+            # Whether the hub has an optional split shows only when it is asked for.
+            if split.needed or split.name in (splits or {}):
+                raise
+            logger.warning("evaluate %s: split %r left out: %s", name, split.name, error)
+            del addresses[split.name]
     for split in benchmark.splits:
         if split.needed and not rows[split.name]:
             raise EmptySet(split.name, addresses[split.name])

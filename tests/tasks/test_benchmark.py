@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+import tasks.benchmark
 from grom.benchmarks import BENCHMARKS
 from grom.errors import ConfigError, DataError, EmptySet, MissingInput
 from tasks.benchmark import BenchmarkRef, benchmark_with, load_benchmark
+from tasks.tables import table_rows
 from tests.exams import TOFU_FILES, write_tofu
 from tests.tiny import CANARY, write_rows
 
@@ -136,3 +140,20 @@ def test_a_limit_beyond_the_rows_asks_all(root: Path) -> None:
     found = loaded(root, limit=99)
     assert replace(found.items()[0]) == loaded(root).items()[0]
     assert found.num_items == loaded(root).num_items
+
+
+def test_an_optional_split_that_the_hub_lacks_is_left_out_with_a_warning(
+    root: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def hub(address: str) -> Iterator[Mapping[str, Any]]:
+        _, _, config, _ = address.split(":")
+        if "holdout" in config:
+            raise MissingInput(address, "no such configuration")
+        return table_rows(str(next(root.glob(f"{config}.*"))))
+
+    monkeypatch.setattr(tasks.benchmark, "table_rows", hub)
+    found = load_benchmark.fn(NAME, "hub")
+    assert found.num_rows == dict.fromkeys(("forget", "retain", "real authors", "world facts"), 4)
+    assert "split 'holdout' left out" in caplog.text
+    with pytest.raises(MissingInput):
+        load_benchmark.fn(NAME, "hub", splits={"holdout": "hub:x:holdout:train"})
