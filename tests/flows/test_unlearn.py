@@ -19,7 +19,7 @@ from tasks.tracking import Tracking, client_of
 
 pytestmark = pytest.mark.e2e
 BAND = (24, 25, 26, 27, 28, 29)
-FEW = EvaluateConfig(max_examples=20, health_examples=4, health_tokens=16)
+FEW = EvaluateConfig(max_examples=12, health_examples=2, health_tokens=12)
 
 
 def smaller(work: Path, **changes: Any) -> UnlearnConfig:
@@ -52,7 +52,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def outcome(work: Path, prefect_server: None) -> Outcome:
     """One run of the whole flow, with the first rows of the benchmark."""
-    return unlearn(smaller(work, benchmark=BenchmarkConfig(name="tofu_forget05", limit=2)))
+    return unlearn(smaller(work, benchmark=BenchmarkConfig(name="tofu_forget05", limit=1)))
 
 
 def test_forgets_what_was_asked_and_keeps_the_rest(outcome: Outcome) -> None:
