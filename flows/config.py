@@ -39,7 +39,7 @@ class BenchmarkConfig(Config):
     splits: dict[str, str] = Field(default_factory=dict)
     """Addresses of single splits that lie elsewhere."""
     limit: int | None = Field(default=None, ge=1)
-    """Rows per split that are asked about, the first ones; not given: all."""
+    """Rows per split that are asked about, spread evenly; not given: all."""
 
 
 class UnlearnConfig(Config):

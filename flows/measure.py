@@ -33,7 +33,7 @@ def evaluate_model(
         list[str] | None, typer.Option(help="NAME=FILE for a split that lies elsewhere; repeat.")
     ] = None,
     limit: Annotated[
-        int | None, typer.Option(min=1, help="Rows per split, the first ones.")
+        int | None, typer.Option(min=1, help="Rows per split, spread evenly over it.")
     ] = None,
     quantisation: Annotated[
         str | None, typer.Option(help="Load the model in nf4, fp4, int8 or int4.")

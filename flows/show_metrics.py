@@ -31,7 +31,7 @@ def show_metrics(exams: Exams, place: Place) -> None:
     from tasks.exam import metrics_of
 
     benchmark, found = exams.benchmark, metrics_of(exams, place)
-    limit = f", the first {benchmark.limit} rows of each split" if benchmark.limit else ""
+    limit = f", {benchmark.limit} rows of each split" if benchmark.limit else ""
     title = f"{benchmark.name}: {benchmark.num_items} items{limit}"
     for intervals in (True, False):
         table = metric_rows(title, found, intervals=intervals)

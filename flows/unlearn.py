@@ -89,11 +89,11 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
         edited = apply(model, edit, strength, place)
         scores = score_all(cfg, model, level, sites, edited, sets, place)
         exams = examine_all(cfg, model, level, edited, place)
+        if exams is not None:
+            log_exams(run, exams, place)
         registered = register(
             run, model, sets, sites, edit, strength, edited, scores, cfg.gate, place, exams
         )
-        if exams is not None:
-            log_exams(run, exams, place)
     return Outcome(
         place=place,
         before=model,

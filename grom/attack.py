@@ -97,7 +97,8 @@ def verdict(
     top = unedited if ceiling is None else ceiling
     bottom = edited if floor is None else floor
     reason = reason_not_tested or _cannot_tell(unedited, edited, attacked, top, bottom, bounds)
-    share = math.nan if reason else (attacked - bottom) / (top - bottom)
+    span = top - bottom if top - bottom >= bounds.min_drop else unedited - edited
+    share = math.nan if reason else (attacked - bottom) / span
     found: Verdict = "not tested"
     if not reason:
         found = "suppressed" if share > bounds.max_recovered_share else "removed"
@@ -129,6 +130,8 @@ def _cannot_tell(
         return "a number is missing (NaN)"
     if unedited - edited < bounds.min_drop:
         return f"the edit took away {unedited - edited:.3f} only, too little to tell"
+    if attacked - bottom > bounds.max_recovered_share * (unedited - edited):
+        return ""  # much is back, whatever the attack does to other models
     if top - bottom < bounds.min_drop and top < unedited - bounds.min_drop:
         return f"the attack leaves the unedited model {top:.3f}, too little to tell"
     if top - bottom < bounds.min_drop:

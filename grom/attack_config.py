@@ -24,7 +24,7 @@ class RelearnConfig(Config):
 
     slice_share: float = Field(default=0.25, gt=0, lt=1)
     """Share of the forget groups that is relearnt, evenly spaced."""
-    steps: int = Field(default=50, ge=0)
+    steps: int = Field(default=50, ge=1)
     """Optimiser steps."""
     learning_rate: float = Field(default=5e-4, gt=0)
     """Of AdamW, constant.  The default relearns a slice to a loss near 0 in 50 steps; an attacker

@@ -220,7 +220,8 @@ class EvaluateConfig(Config):
     """Quantise the LM head as well.  Not given: only if the edit is there, for an edit of weights
     that a load leaves alone is not tested by it."""
     health_examples: int = Field(default=24, ge=0)
-    """Forget prompts that the model answers freely, to see whether it still speaks; 0: none."""
+    """Forget prompts that the model answers freely, to see whether it still speaks.  With 0 the
+    gate's conditions on free answers fail, unless they are null."""
     health_tokens: int = Field(default=64, ge=8)
     """Longest of these answers, in tokens."""
 
@@ -251,3 +252,5 @@ class GateConfig(Config):
     """Mean share of repeated 4-grams in free answers to forget prompts; null: not asked."""
     max_empty_rate: float | None = Field(default=0.1, ge=0, le=1)
     """Share of empty free answers to forget prompts; null: not asked."""
+    max_degenerate_rate: float | None = Field(default=0.25, ge=0, le=1)
+    """Share of free answers without a word, or mostly repetition; null: not asked."""

@@ -48,6 +48,8 @@ class ExampleScore:
     texts that the model has not seen."""
     min_k_plus_plus: float
     """The same with each log-probability standardised over the vocabulary; NaN unless asked for."""
+    min_k_compat: float = math.nan
+    """`min_k` as OpenUnlearning computes it: without the last token, whatever it is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +128,7 @@ def score_answer(example: Rendered, tokens: TokenScores) -> ExampleScore:
             tokens.variance_T.double().cpu().numpy(),
             MIN_K,
         ),
+        min_k_compat=min_k(logprob_T[:-1], MIN_K, "openunlearning"),
     )
 
 

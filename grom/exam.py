@@ -98,8 +98,7 @@ def _batched(
 def _rendered(rendering: Rendering, item: Item) -> Rendered:
     """One window: running text is measured up to the context's length, as MUSE does."""
     if item.text:
-        whole = replace(rendering, text_window=rendering.max_tokens)
-        return next(whole.windows(example_of(item)))
+        return rendering.whole(example_of(item))
     return rendering.render(example_of(item))
 
 

@@ -10,6 +10,7 @@ import json
 import logging
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+from datetime import date
 from typing import Any
 
 import torch
@@ -18,6 +19,8 @@ from torch import Tensor
 from grom.errors import EmptyAnswer, ExampleTooLong
 
 logger = logging.getLogger(__name__)
+TODAY = date(2025, 4, 10)
+"""What templates that ask for the day get, as in OpenUnlearning: numbers must not depend on it."""
 TEXT_START = 2
 """Running text: the first token is not predicted, and the first position, whose activations are
 huge and would dominate the ridge, gives no key."""
@@ -85,6 +88,7 @@ class Rendering:
             rules = backend.to_str()
         return {
             "template": self.template,
+            "today": str(TODAY),
             "tokenizer": hashlib.sha256(rules.encode()).hexdigest()[:16],
             "special": sorted(self.special_ids()),
             "bos": self.tokenizer.bos_token_id,
@@ -144,7 +148,11 @@ class Rendering:
         if self.template is None:
             return [*self._head(), *self._ids(prompt)]
         text = self.tokenizer.apply_chat_template(
-            [{"role": "user", "content": prompt}], tokenize=False, add_generation_prompt=True
+            [{"role": "user", "content": prompt}],
+            tokenize=False,
+            add_generation_prompt=True,
+            date_string=TODAY.strftime("%d %b %Y"),
+            strftime_now=TODAY.strftime,
         )
         return self._ids(text, template=True)
 
@@ -156,6 +164,20 @@ class Rendering:
             return [bos] if bos is not None and bos in self.tokenizer("")["input_ids"] else []
         first = bos if bos is not None else eos
         return [first] if first is not None else []
+
+    def whole(self, example: Example) -> Rendered:
+        """A text to be scored as it stands, up to the context's length: every token but the first
+        counts, and the first as well where a beginning-of-text token stands before it.
+
+        Raises:
+            EmptyAnswer: the text has nothing to predict.
+        """
+        head = self._head()
+        ids = (*head, *self._ids(example.text or ""))[: self.max_tokens]
+        start = max(1, len(head))
+        if len(ids) <= start:
+            raise EmptyAnswer(example.place)
+        return Rendered(ids, start, example.digest, example.group)
 
     def windows(self, example: Example) -> Iterator[Rendered]:
         """Running text, cut into windows; each starts with the beginning-of-text token if any.

@@ -198,7 +198,9 @@ def _spread(logprobs_TV: Tensor) -> Tensor:
     # A padded vocabulary has logits of -inf, and 0 · -inf is not a number.
     finite_TV = logprobs_TV.masked_fill(p_TV == 0, 0.0)
     mean_T = torch.linalg.vecdot(p_TV, finite_TV)
-    return torch.stack((mean_T, torch.linalg.vecdot(p_TV, finite_TV.square()) - mean_T.square()))
+    # Centred first: the difference of two large squares has no digits left in float32.
+    centred_TV = finite_TV.sub_(mean_T.unsqueeze(1)).square_()
+    return torch.stack((mean_T, torch.linalg.vecdot(p_TV, centred_TV)))
 
 
 def best_other_T(model: nn.Module, hidden_TD: Tensor, gold_T: Tensor) -> Tensor:

@@ -44,7 +44,7 @@ class Evidence:
     reference: Mapping[str, float] = field(default_factory=dict)
     """The retrained model's; empty without one."""
     health: Mapping[str, float] = field(default_factory=dict)
-    """`repetition` and `empty rate` of free answers to forget prompts; empty if not measured."""
+    """`repetition`, `empty rate` and `degenerate rate` of free answers to forget prompts."""
 
 
 def judge(config: GateConfig, found: Evidence) -> list[Condition]:
@@ -68,9 +68,13 @@ def judge(config: GateConfig, found: Evidence) -> list[Condition]:
 
 
 def _health(config: GateConfig, health: Mapping[str, float]) -> list[Condition]:
-    asked = {"repetition": config.max_repetition, "empty rate": config.max_empty_rate}
+    asked = {
+        "repetition": config.max_repetition,
+        "empty rate": config.max_empty_rate,
+        "degenerate rate": config.max_degenerate_rate,
+    }
     return [
         Condition(f"{name} of free answers", health.get(name, NAN), limit, at_most=True)
         for name, limit in asked.items()
-        if limit is not None and health
+        if limit is not None
     ]

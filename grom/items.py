@@ -70,6 +70,7 @@ class ItemResult:
     exact_memorisation: float = NAN
     min_k: float = NAN
     min_k_plus_plus: float = NAN
+    min_k_compat: float = NAN
     zlib: float = NAN
     rouge_l_recall: float = NAN
     rouge_l_f1: float = NAN

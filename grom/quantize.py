@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from transformers.pytorch_utils import Conv1D
 
-from grom.sites import family_of, untie_
+from grom.sites import untie_
 
 Scheme = Literal["nf4", "fp4", "int8", "int4"]
 SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
@@ -205,9 +205,11 @@ def quantise_int4_(
         the names of the replaced modules.
 
     Raises:
-        UnknownFamily: there is no rule that says which module is the head.
+        UnknownFamily: a tied head is to be replaced in a family without a rule for it.
     """
-    kept = {*skip} if head else {*skip, family_of(model).head}
+    last = model.get_output_embeddings()  # type: ignore[operator]
+    heads = {name for name, module in model.named_modules() if module is last}
+    kept = {*skip} if head else {*skip, *heads}
     if head:
         untie_(model)
     replaced = []

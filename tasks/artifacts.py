@@ -26,7 +26,7 @@ SCHEMA = {
     "solve": 1,
     "calibrate": 1,
     "apply": 1,
-    "evaluate": 2,
+    "evaluate": 3,
     "attack": 1,
     "register": 1,
 }

@@ -79,7 +79,7 @@ def load_benchmark(
     Args:
         name: which benchmark.
         root: folder, fsspec address or `hub`.
-        limit: rows per split that are asked about, the first ones.
+        limit: rows per split that are asked about, spread evenly.
         splits: address of single splits that lie elsewhere.
 
     Raises:
@@ -154,4 +154,14 @@ def _digest(items: Sequence[Item]) -> str:
 
 def _items(name: str, rows: Mapping[str, list[Row]], limit: int | None) -> list[Item]:
     items = benchmark_of(name).items(rows)
-    return [item for item in items if limit is None or item.row < limit]
+    if limit is None:
+        return items
+    sizes: dict[str, int] = {}
+    for item in items:
+        sizes[item.split] = max(sizes.get(item.split, 0), item.row + 1)
+    # The first rows would be one MMLU subject, or half of the authors.
+    asked = {
+        split: {number * size // min(limit, size) for number in range(min(limit, size))}
+        for split, size in sizes.items()
+    }
+    return [item for item in items if item.row in asked[item.split]]

@@ -13,6 +13,7 @@ from prefect import task
 from grom.benchmarks.benchmark import Answers
 from grom.config import CollectConfig, Config
 from grom.exam import take_exam
+from grom.examples import warn_without_template
 from grom.items import ItemResult
 from grom.metrics import Metric
 from grom.report import MetricTable, metric_table
@@ -86,6 +87,8 @@ def examine(
             editable=False,
         )
         items, key = benchmark.items(), artifact_key("evaluate", facts).replace("/", "-")
+        if any(not item.plain for item in items):
+            warn_without_template(opened.rendering.tokenizer)
         journal = Journal(Path(place.work) / "scratch" / "journals" / f"{key}.jsonl")
         done = set(journal.found)
         asked = take_exam(
@@ -139,7 +142,7 @@ def truth_ratios_of(exams: Exams, place: Place) -> dict[str, list[float]]:
 def exam_tables(exams: Exams, place: Place) -> list[MetricTable]:
     """The metrics of all models as a table of the report."""
     benchmark = exams.benchmark
-    limit = f", first {benchmark.limit} rows of each split" if benchmark.limit else ""
+    limit = f", {benchmark.limit} rows of each split" if benchmark.limit else ""
     title = f"Benchmark {benchmark.name}{limit}"
     return [metric_table(title, metrics_of(exams, place))]
 

@@ -29,6 +29,19 @@ MEASURES = ("probability", "extraction_strength")
 NO_REFERENCE = "without a retrained model, learning the slice's style counts as recovery"
 
 
+LEARNT_NATS = 0.5
+"""Loss on the slice from which it counts as learnt; an attack that did not train tests nothing."""
+
+
+def not_learnt(relearnt: Reading) -> str:
+    """Why relearning tested nothing: its slice was not learnt.  Empty if it was."""
+    losses = relearnt.details.get("losses", [])
+    last = float(losses[-1]) if losses else float("nan")
+    if relearnt.missing or last <= LEARNT_NATS:
+        return ""
+    return f"the slice was not learnt (loss {last:.2f} nats); raise the steps or the rate"
+
+
 class EditedParts(Config):
     """Which matrices an edit changed."""
 
@@ -115,7 +128,9 @@ class Judge:
                 floors[measure] = relearnt_floor(getattr(rest, measure), *levels)
                 details[f"retrained_{measure}"] = levels
         readings = (before, rest, after, before)
-        found = self._both("relearn", readings, floors=floors, details=details)
+        found = self._both(
+            "relearn", readings, untested=not_learnt(after), floors=floors, details=details
+        )
         if compared or found.verdict != "suppressed":
             return found
         return replace(found, reason=f"{found.reason}; {NO_REFERENCE}")

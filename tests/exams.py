@@ -103,7 +103,12 @@ def likely(logprob: float) -> Numbers:
     """What a model gets for an answer of this mean log-probability, all or nothing otherwise."""
     known = float(logprob > -1)
     names = ("token_accuracy", "extraction_strength", "exact_memorisation", "extraction_compat")
-    scores = {"min_k": -logprob, "min_k_plus_plus": -logprob, "zlib": -logprob / 50}
+    scores = {
+        "min_k": -logprob,
+        "min_k_compat": -logprob,
+        "min_k_plus_plus": -logprob,
+        "zlib": -logprob / 50,
+    }
     return {"mean_logprob": logprob, **dict.fromkeys(names, known), **scores}
 
 

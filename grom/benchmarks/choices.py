@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import random
+import re
 from collections.abc import Sequence
 
 from grom.benchmarks.benchmark import Answers, Row, text_of
@@ -13,6 +15,8 @@ from grom.metrics.choice import choice_accuracy, shuffled_agreement
 from grom.metrics.metric import Better, Metric
 
 NUM_OPTIONS = 4
+BETWEEN_TEXTS = re.compile(r"(['\"])\s+(['\"])")
+"""NumPy prints no commas: the end of one text, blanks, the start of the next."""
 
 
 def choice_items(split: str, number: int, row: Row, head: str) -> list[Item]:
@@ -76,7 +80,7 @@ def parsed(row: Row, split: str, number: int) -> tuple[str, list[str], int]:
             f"{split}, row {number + 1}: {len(options)} options; exactly {NUM_OPTIONS} are needed, "
             "as a list in `choices` or as `choice0` to `choice3`. Correct or remove the row."
         )
-    answer = str(row.get("answer")).strip()
+    answer = str(row.get("answer")).strip().removesuffix(".0")  # a column of floats
     letters = LETTERS[:NUM_OPTIONS]
     for named in (list(letters), [str(at) for at in range(NUM_OPTIONS)]):
         if answer in named:
@@ -90,11 +94,26 @@ def parsed(row: Row, split: str, number: int) -> tuple[str, list[str], int]:
 def _options(row: Row) -> list[str]:
     """Options that are there; blank ones are not."""
     listed = row.get("choices")
-    if listed is None:
-        listed = [row.get(f"choice{at}") for at in range(NUM_OPTIONS)]
+    if isinstance(listed, str):  # a list that a CSV holds as text
+        listed = _listed(listed)
+    elif listed is None:
+        names = LETTERS[:NUM_OPTIONS] if "A" in row else [f"choice{at}" for at in range(4)]
+        listed = [row.get(name) for name in names]
     if not isinstance(listed, list):
         return []
     return [str(option) for option in listed if option is not None and str(option).strip()]
+
+
+def _listed(text: str) -> list[str]:
+    """Texts of a printed Python or NumPy list; empty if it is neither."""
+    for spelling in (text, BETWEEN_TEXTS.sub(r"\1, \2", text)):
+        try:
+            found = ast.literal_eval(spelling.strip())
+        except (ValueError, SyntaxError):
+            continue
+        if isinstance(found, list) and len(found) == NUM_OPTIONS:
+            return found
+    return []
 
 
 def choice_metrics(answers: Answers, split: str, name: str, better: Better) -> list[Metric]:

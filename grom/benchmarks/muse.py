@@ -137,19 +137,20 @@ def f1_values(answers: Answers, split: str, role: str, variant: Variant) -> list
 
 def privacy_leak(answers: Answers, reference: Answers | None, variant: Variant) -> Metric:
     """PrivLeak by Min-40% of forget against held-out texts."""
-    forget, holdout = _min_k(answers)
+    forget, holdout = _min_k(answers, variant)
     if not forget or not holdout:
         why = "no 'forget text' and 'holdout text' to tell apart"
         return not_computed(
             "PrivLeak", why, variant=variant, better="reference", low=-100, high=float("inf")
         )
-    compared = None if reference is None else auc(*_min_k(reference))
+    compared = None if reference is None else auc(*_min_k(reference, variant))
     return muse.priv_leak(auc(forget, holdout), compared, variant, num=len(forget) + len(holdout))
 
 
-def _min_k(answers: Answers) -> tuple[list[float], list[float]]:
+def _min_k(answers: Answers, variant: Variant) -> tuple[list[float], list[float]]:
+    measure = "min_k_compat" if variant == "compat" else "min_k"
     forget, holdout = (
-        answers.values(f"{split} text", "text", "min_k") for split in ("forget", "holdout")
+        answers.values(f"{split} text", "text", measure) for split in ("forget", "holdout")
     )
     return forget, holdout
 

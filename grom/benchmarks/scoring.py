@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from grom.benchmarks.benchmark import Answers
+from grom.metrics.composite import privacy_score
 from grom.metrics.membership import membership_auc, reference_score, s_mia
 from grom.metrics.metric import Better, Metric, Variant, mean_metric, not_computed
 
@@ -85,7 +86,9 @@ def membership(
             scores = _scores(reference, (split, holdout), role, measure, sign)
             compared = membership_auc(name, *scores).value
         found += [own, s_mia(own.value, compared, name, own.num)]
-    return [*found, _reference_attack(answers, reference, (split, holdout), role)]
+    near = {metric.name: metric.value for metric in found if metric.name.startswith("s-")}
+    score = privacy_score(near, variant="correct")
+    return [*found, _reference_attack(answers, reference, (split, holdout), role), score]
 
 
 def _reference_attack(

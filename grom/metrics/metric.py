@@ -100,5 +100,7 @@ def _interval(
     if len(values) < 2 or not math.isfinite(center):
         return None
     variance = math.fsum((value - center) ** 2 for value in values) / (len(values) - 1)
+    if variance == 0:  # equal values say nothing of how far others may be
+        return None
     half = Z_95 * math.sqrt(variance / len(values))
     return max(low, center - half), min(high, center + half)

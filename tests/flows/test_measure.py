@@ -77,7 +77,7 @@ def test_a_missing_file_or_model_is_one_line_with_its_cure(
     result = grom("eval", str(tmp_path / "model"), *common, "--data", str(tmp_path / "tofu"),
                   "--limit", "1")  # fmt: skip
     assert result.exit_code == 0, result.output
-    assert "tofu_forget01: 27 items, the first 1 rows of each split" in result.stdout
+    assert "tofu_forget01: 27 items, 1 rows of each split" in result.stdout
     assert "weights: model float32" in result.stdout
     assert CANARY not in result.output
 

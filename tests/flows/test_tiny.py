@@ -85,7 +85,11 @@ def test_a_version_whose_gate_failed_gets_no_alias(outcome: Outcome, folder: Pat
 
 def test_a_version_whose_gate_passes_gets_the_alias(outcome: Outcome, folder: Path) -> None:
     lenient = GateConfig(
-        max_forget_probability=1, min_held_out_share=0, max_repetition=None, max_empty_rate=None
+        max_forget_probability=1,
+        min_held_out_share=0,
+        max_repetition=None,
+        max_empty_rate=None,
+        max_degenerate_rate=None,
     )
     passed = unlearn(config_of(folder).model_copy(update={"gate": lenient}))
     assert passed.registered.passed

@@ -51,7 +51,7 @@ def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def outcome(work: Path, prefect_server: None) -> Outcome:
-    """One run of the whole flow, with the first rows of the benchmark."""
+    """One run of the whole flow, with a row of each split of the benchmark."""
     return unlearn(smaller(work, benchmark=BenchmarkConfig(name="tofu_forget05", limit=1)))
 
 

@@ -64,7 +64,7 @@ def test_at_the_limit_it_still_counts_as_removed() -> None:
         ({"attacked": math.inf}, "NaN"),
         ({"unedited": 0.14}, "took away 0.040"),
         ({"unedited": 0.05}, "too little"),
-        ({"ceiling": 0.12}, "leaves the unedited model 0.120"),
+        ({"ceiling": 0.12, "attacked": 0.11}, "leaves the unedited model 0.120"),
         ({"floor": 0.88}, "without the knowledge gets 0.880"),
     ],
 )
@@ -73,6 +73,12 @@ def test_what_cannot_be_told_is_not_tested_and_says_why(how: dict[str, Any], why
     assert result.verdict == "not tested"
     assert math.isnan(result.recovered_share)
     assert why in result.reason
+
+
+def test_much_that_is_back_is_suppressed_whatever_the_attack_leaves_of_other_models() -> None:
+    result = found(unedited=0.98, edited=0.10, attacked=0.60, ceiling=0.12)
+    assert result.verdict == "suppressed"
+    assert result.recovered_share == pytest.approx(0.5 / 0.88)
 
 
 @given(

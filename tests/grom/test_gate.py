@@ -9,7 +9,14 @@ import pytest
 from grom.config import Band, GateConfig
 from grom.gate import FORGET, HELD_OUT, Condition, Evidence, judge
 
-LIMITS = GateConfig(max_forget_probability=0.5, min_held_out_share=0.75, max_recovery=0.125)
+LIMITS = GateConfig(
+    max_forget_probability=0.5,
+    min_held_out_share=0.75,
+    max_recovery=0.125,
+    max_repetition=None,
+    max_empty_rate=None,
+    max_degenerate_rate=None,
+)
 BEFORE = {FORGET: 1.0, HELD_OUT: 0.5}
 NAN = math.nan
 
@@ -109,17 +116,25 @@ def test_a_band_holds_on_both_sides_of_the_reference(reference: float, passed: b
     assert not without.passed
 
 
-def test_a_model_that_no_longer_speaks_fails() -> None:
-    edited = {FORGET: 0.0, HELD_OUT: 0.5}
-    silent = {"repetition": 0.0, "empty rate": 1.0}
-    stuttering = {"repetition": 0.9, "empty rate": 0.0}
-    unknown = {"repetition": NAN, "empty rate": NAN}
-    expected = ((silent, [True, False]), (stuttering, [False, True]), (unknown, [False, False]))
-    for health, passed in expected:
-        found = judge(LIMITS, Evidence(BEFORE, edited, health=health))
-        assert [condition.passed for condition in found[2:]] == passed
-    off = LIMITS.model_copy(update={"max_repetition": None, "max_empty_rate": None})
-    assert len(judge(off, Evidence(BEFORE, edited, health=silent))) == 2
+@pytest.mark.parametrize(
+    ("health", "passed"),
+    [
+        ({"repetition": 0.1, "empty rate": 0.0, "degenerate rate": 0.0}, [True, True, True]),
+        ({"repetition": 0.0, "empty rate": 1.0, "degenerate rate": 1.0}, [True, False, False]),
+        ({"repetition": 0.0, "empty rate": 0.0, "degenerate rate": 1.0}, [True, True, False]),
+        ({"repetition": 0.9, "empty rate": 0.0, "degenerate rate": 0.2}, [False, True, True]),
+        ({"repetition": NAN, "empty rate": NAN, "degenerate rate": NAN}, [False] * 3),
+        ({}, [False] * 3),
+    ],
+)
+def test_a_model_that_no_longer_speaks_or_was_not_asked_fails(
+    health: dict[str, float], passed: list[bool]
+) -> None:
+    defaults = GateConfig(max_forget_probability=0.5, min_held_out_share=0.75, max_recovery=0.125)
+    found = judge(defaults, Evidence(BEFORE, {FORGET: 0.0, HELD_OUT: 0.5}, health=health))
+    assert [condition.passed for condition in found[2:]] == passed
+    off = judge(LIMITS, Evidence(BEFORE, {FORGET: 0.0, HELD_OUT: 0.5}, health=health))
+    assert len(off) == 2
 
 
 def test_the_margin_is_positive_on_the_good_side() -> None:

@@ -24,9 +24,11 @@ from tasks.attack import (
 from tasks.codecs import read_json, read_table
 from tasks.load import load_data
 from tasks.place import Place
+from tasks.probe import Reading
 from tasks.register import tracked_run
 from tasks.subject import Probe, Subject
 from tasks.tracking import Tracking, client_of
+from tasks.verdicts import not_learnt
 from tests.attacked import BIN, NUM_ROWS, forget_set, head_edit, small_edit
 from tests.tiny import forget_rows, residue
 
@@ -125,7 +127,11 @@ def test_a_missing_library_leaves_its_attack_untested_and_is_tried_again(
         result = run.one("relearn")
     assert result.verdict == "not tested"
     assert "peft" in result.reason
-    assert run.one("relearn").verdict != "not tested"
+    # Four steps teach the slice too little to test anything; that is another reason.
+    again = run.one("relearn")
+    assert "peft" not in again.reason
+    assert again.verdict == "not tested"
+    assert "not learnt (loss " in again.reason
 
 
 def test_what_was_measured_once_is_not_measured_again(
@@ -202,3 +208,16 @@ def test_shares_and_tables_are_in_mlflow_and_nan_is_left_out(tmp_path: Path) -> 
     tables = [file.path for file in client.list_artifacts(run.run_id, "tables")]
     assert tables == ["tables/attacks.json", "tables/attacks.parquet"]
     assert json.loads((place.fetch(artifact) / "attacks.json").read_text()) == []
+
+
+@pytest.mark.parametrize(
+    ("losses", "learnt"),
+    [([], False), ([2.0, 0.6], False), ([2.0, 0.4], True), ([math.nan], False)],
+)
+def test_relearning_tests_something_only_if_the_slice_was_learnt(
+    losses: list[float], learnt: bool
+) -> None:
+    reading = Reading(
+        probability=0.5, extraction_strength=0.5, num_examples=4, details={"losses": losses}
+    )
+    assert (not_learnt(reading) == "") == learnt

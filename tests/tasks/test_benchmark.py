@@ -39,7 +39,7 @@ def test_every_split_is_read_and_its_rows_are_counted(root: Path) -> None:
     assert all(address.startswith("file://") for address in found.addresses.values())
 
 
-def test_a_limit_takes_the_first_rows_of_each_split(root: Path) -> None:
+def test_a_limit_takes_so_many_rows_of_each_split(root: Path) -> None:
     found = loaded(root, limit=1)
     assert found.num_items == 9 + 8 + 2 * 5
     assert {item.row for item in found.items()} == {0}
