@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import attack_command, measure
+from flows import attack_command, inbox_commands, measure
 from flows.config import UnlearnConfig
 from flows.presets import PRESETS, load
 from flows.show import DEMO_NAMES, show_answers, show_outcome
@@ -29,6 +29,9 @@ app = typer.Typer(
 app.command("eval")(measure.evaluate_model)
 app.command("benchmarks")(measure.list_benchmarks)
 app.command("attack")(attack_command.attack_model)
+app.command("submit")(inbox_commands.submit_batch)
+app.command("status")(inbox_commands.show_status)
+app.command("retry")(inbox_commands.retry_batch)
 Work = Annotated[Path, typer.Option(help="Folder for scratch files, MLflow and Prefect.")]
 DEFAULT_WORK = Path("grom-work")
 

@@ -69,14 +69,16 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
         counted = count(
             model, forget, retain, background, cfg.collect, cfg.target.suppress_special, place
         )
-        sites = select(model, forget, retain, counted, cfg.select, cfg.collect, place, reference)
+        sites = select(
+            model, forget, retain, counted, cfg.select, cfg.collect, cfg.target, place, reference
+        )
         retain_keys = tuple(
             collect_retain(model, data, sites, counted, cfg.collect, place) for data in kept
         )
         forget_keys = collect_forget(
             model, forget, sites, counted, cfg.target, cfg.collect, place, reference
         )
-        edit = solve(model, retain_keys, forget_keys, sites, counted, cfg.ridge, cfg.target, place)
+        edit = solve(model, retain_keys, forget_keys, sites, cfg.ridge, cfg.target, place)
         strength = calibrate(
             model, edit, forget, retain, sites, counted, cfg.strength, cfg.collect, place, level
         )

@@ -8,7 +8,7 @@ The room's README explains the method on one page, symbol by symbol.
 from grom.apply import Edit, Rounding, edited
 from grom.audit import leave_one_out
 from grom.calibrate import direct_drop
-from grom.collect import collect_moments
+from grom.collect import Collected, collect_moments
 from grom.config import (
     AutoStrength,
     CollectConfig,
@@ -18,10 +18,12 @@ from grom.config import (
     TargetConfig,
 )
 from grom.errors import GromError
-from grom.moments import KeyMoments, TokenSums
+from grom.merge import merged, without
+from grom.moments import KeyMoments
 from grom.select import LayerScore, best_band, layer_scores
 from grom.sites import Site, find_sites, untie_
 from grom.solve import RidgeFactor, factorise, solve_edit
+from grom.sums import PairSums, TokenSums
 from grom.sweep import sweep
 from grom.target import (
     LowRank,
@@ -36,11 +38,13 @@ from grom.target import (
 __all__ = [
     "AutoStrength",
     "CollectConfig",
+    "Collected",
     "Edit",
     "GromError",
     "KeyMoments",
     "LayerScore",
     "LowRank",
+    "PairSums",
     "RidgeConfig",
     "RidgeFactor",
     "Rounding",
@@ -58,6 +62,7 @@ __all__ = [
     "find_sites",
     "layer_scores",
     "leave_one_out",
+    "merged",
     "random_direction",
     "redirect_cross",
     "replacement_cross",
@@ -66,4 +71,5 @@ __all__ = [
     "suppression_cross",
     "sweep",
     "untie_",
+    "without",
 ]

@@ -19,8 +19,9 @@ from grom.errors import NothingToForget
 from grom.evaluate import mean_score, score_hidden
 from grom.examples import Batch
 from grom.forward import recorded_inputs, run, starting_at
-from grom.moments import KeyMoments, compact
+from grom.moments import KeyMoments
 from grom.sites import decoder_layers, final_gain_D, norm_centres, unembedding_VD
+from grom.sums import compact
 from grom.target import LowRank
 
 DEFAULT_FORGET_PROBABILITY = 0.2

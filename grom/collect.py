@@ -29,13 +29,14 @@ class ExampleStatistics:
     group: str
     num_tokens: int
     """Answer tokens."""
-    num_suppressed: int
-    """Those with alpha > 0."""
 
 
 @dataclass(slots=True)
 class Collected:
-    """Moments of a set at each site, and sums over the set beside them."""
+    """Moments of a set at each site, and sums over the set beside them.
+
+    All of it adds up over sets (`grom.merge`), and none of it depends on alpha.
+    """
 
     moments: dict[str, KeyMoments]
     """Site name -> moments."""
@@ -56,8 +57,6 @@ class Collected:
 class ForgetPlan:
     """What collecting a forget set needs beyond the keys."""
 
-    alpha_V: Tensor
-    """Specificity of each token."""
     replace: bool
     """Also find what should be said instead of each gold token."""
     reference: nn.Module | None = None
@@ -146,15 +145,11 @@ class Collector:
         self._num_held += len(batch.gold_T)
         if self._num_held >= BLOCK_TOKENS:
             self._flush()
-        if self.plan is None:
-            return
-        suppressed_B = torch.zeros(len(batch.examples), dtype=torch.int64)
-        active_T = (self._weight_T(batch.gold_T) > 0).long().cpu()
-        suppressed_B.index_add_(0, batch.example_T.cpu(), active_T)
-        self.collected.examples += [
-            ExampleStatistics(example.digest, example.group, example.num_answer_tokens, int(count))
-            for example, count in zip(batch.examples, suppressed_B, strict=True)
-        ]
+        if self.plan is not None:
+            self.collected.examples += [
+                ExampleStatistics(example.digest, example.group, example.num_answer_tokens)
+                for example in batch.examples
+            ]
 
     def finish(self) -> Collected:
         """All that was added."""
@@ -167,18 +162,13 @@ class Collector:
         gold_T = torch.cat([gold for _, gold, _ in self._held])
         alts = [alt for _, _, alt in self._held if alt is not None]
         alt_T = torch.cat(alts) if alts else None
-        weight_T = None if alt_T is None else self._weight_T(gold_T)
         for name, moments in self.collected.moments.items():
             parts = [site.name for site in self.sites] if self.joint else [name]
             keys_TN = torch.cat(
                 [torch.cat([keys[part] for part in parts], dim=1) for keys, _, _ in self._held]
             )
-            moments.update_(keys_TN, gold_T, alt_T, weight_T)
+            moments.update_(keys_TN, gold_T, alt_T)
         self._held, self._num_held = [], 0
-
-    def _weight_T(self, gold_T: Tensor) -> Tensor:
-        assert self.plan is not None
-        return self.plan.alpha_V.to(gold_T.device)[gold_T]
 
 
 def batch_keys(

@@ -8,6 +8,8 @@
     |  |- EmptySet                  a forget or retain set without rows
     |  |- Overlap                   rows that are to be forgotten and kept
     |  |- EmptyAnswer               an answer without tokens
+    |  |- BrokenLedger              the ledger's lines are not the ones that were written
+    |  |- LedgerConflict            a line contradicts what the ledger says
     |  `- ExampleTooLong            longer than the model's context
     |- ModelError                   the model cannot be edited
     |  |- UnknownFamily             no rule says where its MLP output matrix is
@@ -86,6 +88,27 @@ class EmptyAnswer(DataError):
 
     def __init__(self, where: str) -> None:
         super().__init__(f"{where}: the answer has no tokens. Give it text or remove the row.")
+
+
+class BrokenLedger(DataError):
+    """The chain of hashes does not hold: a line was changed, removed or put in."""
+
+    def __init__(self, where: str, number: int, reason: str) -> None:
+        super().__init__(
+            f"{where}, line {number}: {reason}, so it and what follows cannot be relied on. Take "
+            "the ledger from a backup; find out who can write there."
+        )
+        self.number = number
+
+
+class LedgerConflict(DataError):
+    """The ledger says something else about this request and run."""
+
+    def __init__(self, where: str, number: int) -> None:
+        super().__init__(
+            f"{where}, line {number}: there is a line of the same request, batch and run with "
+            "another result. Check which of two runs under one id is right; nothing was added."
+        )
 
 
 class ExampleTooLong(DataError):

@@ -1,104 +1,27 @@
 """Key moments: all that the solve needs to know about a set of keys.
 
-Shapes: T tokens, N inputs of W, V vocabulary, K distinct tokens.
+Shapes: T tokens, N inputs of W, V vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Self
 
 import torch
 from torch import Tensor
 
+from grom.sums import PairSums, TokenSums, compact
+
 BLOCK_TOKENS = 4096
 """Keys multiplied in their own precision before the product joins the float64 sum."""
 EXACT_INPUTS = 4096
-"""Up to here products on CPU are formed in float64, which costs a few per cent of the pass."""
+"""Up to here products of retain keys on CPU are formed in float64, which costs a few per cent of
+the pass; those of forget keys always are."""
 STRIP_INPUTS = 512
 """Rows of the gram that are multiplied at once; only those right of the diagonal are."""
-
-
-class TokenSums(Mapping[int, Tensor]):
-    """Sums of keys by token: a mapping from token id to a float64 vector (N,).
-
-    Only tokens that occur take memory.  `ids_K` and `rows_KN` are the compact form.
-    """
-
-    __slots__ = ("_ids", "_rows", "_slot_V", "vocab_size")
-
-    def __init__(
-        self, num_inputs: int, vocab_size: int, device: torch.device | str = "cpu"
-    ) -> None:
-        self.vocab_size = vocab_size
-        self._ids: list[int] = []
-        self._rows = torch.zeros(0, num_inputs, dtype=torch.float64, device=device)
-        self._slot_V = torch.full((vocab_size,), -1, dtype=torch.int64, device=device)
-
-    @classmethod
-    def of(
-        cls, values: Mapping[int, Tensor], num_inputs: int, vocab_size: int, device: torch.device
-    ) -> TokenSums:
-        """The same sums in compact form; a `TokenSums` is returned as it is."""
-        if isinstance(values, TokenSums):
-            return values
-        sums = cls(num_inputs, vocab_size, device)
-        for token, row_N in values.items():
-            sums.add_(torch.tensor([token], device=device), row_N.to(device).unsqueeze(0))
-        return sums
-
-    @property
-    def ids_K(self) -> Tensor:
-        """Token ids that occur, in the order in which they came up."""
-        return torch.tensor(self._ids, dtype=torch.int64, device=self._rows.device)
-
-    @property
-    def rows_KN(self) -> Tensor:
-        """Their sums, float64, in the same order."""
-        return self._rows[: len(self._ids)]
-
-    def add_(self, ids_T: Tensor, rows_TN: Tensor) -> None:
-        """Add each row to the sum of its token."""
-        new = torch.unique(ids_T[self._slot_V[ids_T] < 0])
-        if len(new):
-            first = len(self._ids)
-            self._ids += new.tolist()
-            self._slot_V[new] = torch.arange(first, len(self._ids), device=new.device)
-            self._grow(len(self._ids))
-        self._rows.index_add_(0, self._slot_V[ids_T], rows_TN.double())
-
-    def _grow(self, size: int) -> None:
-        if size > len(self._rows):
-            capacity = max(size, len(self._rows) + len(self._rows) // 2)
-            rows = self._rows.new_zeros(capacity, self._rows.shape[1])
-            rows[: len(self._rows)] = self._rows
-            self._rows = rows
-
-    def combined(self, other: TokenSums, sign: float) -> TokenSums:
-        """self + sign * other, as a new object."""
-        result = TokenSums(self._rows.shape[1], self.vocab_size, self._rows.device)
-        result.add_(self.ids_K, self.rows_KN)
-        result.add_(other.ids_K, sign * other.rows_KN)
-        return result
-
-    def dense_VN(self) -> Tensor:
-        """All rows, zero for tokens that do not occur; (V, N) float64."""
-        dense = self._rows.new_zeros(self.vocab_size, self._rows.shape[1])
-        dense[self.ids_K] = self.rows_KN
-        return dense
-
-    def __getitem__(self, token: int) -> Tensor:
-        slot = int(self._slot_V[token]) if 0 <= token < self.vocab_size else -1
-        if slot < 0:
-            raise KeyError(token)
-        return self._rows[slot]
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(self._ids)
-
-    def __len__(self) -> int:
-        return len(self._ids)
 
 
 @dataclass(slots=True)
@@ -108,9 +31,11 @@ class KeyMoments:
     With key k_j (N,) and gold token g_j at position j:
 
         gram = sum_j k_j k_jT      sums[v] = sum of k_j with g_j = v      counts[v] = their number
+        pair_sums[v, a] = sum of k_j with g_j = v and a_j = a, what should be said instead
 
     Moments add: moments(a + b) == moments(a) + moments(b).  So a batch, a shard, a deletion
-    request and a whole corpus are the same type, and a withdrawn request is subtracted.
+    request and a whole corpus are the same type, and a withdrawn request is subtracted.  Nothing
+    in them depends on alpha, which every further batch changes, nor on the retain set.
     """
 
     gram_NN: Tensor
@@ -122,15 +47,20 @@ class KeyMoments:
     num_tokens: int
     """Positions that were added."""
     alt_sums: Mapping[int, Tensor] = field(default_factory=dict)
-    """Token id a -> sum of weight_j k_j over positions whose alternative is a, (N,) float64."""
+    """Token id a -> sum of weight_j k_j over positions whose alternative is a, (N,) float64: those
+    that were given a weight of their own, which is then fixed."""
     keeps_sums: bool = True
     """False for retain moments, whose sums nothing needs: the memory is saved."""
+    pair_sums: PairSums = field(default_factory=partial(PairSums, 0, 0))
+    """(Gold token, alternative) -> sum of the keys, (N,) float64; alpha is put in by the target."""
 
     def __post_init__(self) -> None:
         num_inputs, vocab_size = self.gram_NN.shape[0], self.counts_V.shape[0]
         device = self.gram_NN.device
         self.sums = TokenSums.of(self.sums, num_inputs, vocab_size, device)
         self.alt_sums = TokenSums.of(self.alt_sums, num_inputs, vocab_size, device)
+        if not self.pair_sums:
+            self.pair_sums = PairSums(num_inputs, vocab_size, device)
 
     @classmethod
     def zeros(
@@ -144,10 +74,9 @@ class KeyMoments:
         """Moments of no keys at all."""
         return cls(
             gram_NN=torch.zeros(num_inputs, num_inputs, dtype=torch.float64, device=device),
-            sums=TokenSums(num_inputs, vocab_size, device),
+            sums={},
             counts_V=torch.zeros(vocab_size, dtype=torch.int64, device=device),
             num_tokens=0,
-            alt_sums=TokenSums(num_inputs, vocab_size, device),
             keeps_sums=keeps_sums,
         )
 
@@ -161,63 +90,61 @@ class KeyMoments:
         """Add a block of keys.
 
         Args:
-            keys_TN: one key per row, any float dtype; products are formed in that precision
-                (bfloat16: with float32 accumulation) and summed in float64.
+            keys_TN: one key per row, any float dtype; products of retain keys are formed in that
+                precision (bfloat16: with float32 accumulation), those of forget keys in float64,
+                and summed in float64.
             gold_T: the token that each position has to predict.
             alt_T: what the model should say there instead (replacement targets).
-            alt_weight_T: alpha of the gold token, frozen here; 1 if not given.
+            alt_weight_T: alpha of the gold token, which is then fixed (`alt_sums`).  Without it
+                the target puts alpha in (`pair_sums`), as it must when batches are added.
 
         Raises:
             ValueError: the lengths differ, or a token is outside the vocabulary.
         """
         self._check(keys_TN, gold_T, alt_T)
+        if self.keeps_sums:
+            # Exact products: what batches add up to must not depend on how they were cut.
+            keys_TN = keys_TN.double()
+            compact(self.sums).add_(gold_T, keys_TN)
         for block_TN in torch.split(keys_TN, BLOCK_TOKENS):
             add_outer_(self.gram_NN, block_TN)
         self.counts_V += torch.bincount(gold_T, minlength=len(self.counts_V))
         self.num_tokens += len(keys_TN)
-        if self.keeps_sums:
-            compact(self.sums).add_(gold_T, keys_TN)
-        if alt_T is not None:
-            weight_T = torch.ones_like(alt_T) if alt_weight_T is None else alt_weight_T
-            active = weight_T != 0
-            rows_TN = keys_TN[active].double() * weight_T[active].double().unsqueeze(1)
-            compact(self.alt_sums).add_(alt_T[active], rows_TN)
+        if alt_T is None:
+            return self
+        if alt_weight_T is None:
+            self.pair_sums.add_(gold_T, alt_T, keys_TN)
+            return self
+        active = alt_weight_T != 0
+        rows_TN = keys_TN[active].double() * alt_weight_T[active].double().unsqueeze(1)
+        compact(self.alt_sums).add_(alt_T[active], rows_TN)
         return self
 
     def block(self, start: int, stop: int) -> KeyMoments:
         """Moments of the same positions with inputs start ... stop-1 only: of one site, where the
         keys of several stand side by side."""
-        num_inputs, vocab_size = stop - start, len(self.counts_V)
-        parts = []
-        for sums in (compact(self.sums), compact(self.alt_sums)):
-            part = TokenSums(num_inputs, vocab_size, self.gram_NN.device)
-            part.add_(sums.ids_K, sums.rows_KN[:, start:stop])
-            parts.append(part)
         return KeyMoments(
             gram_NN=self.gram_NN[start:stop, start:stop],
-            sums=parts[0],
+            sums=compact(self.sums).columns(start, stop),
             counts_V=self.counts_V,
             num_tokens=self.num_tokens,
-            alt_sums=parts[1],
+            alt_sums=compact(self.alt_sums).columns(start, stop),
             keeps_sums=self.keeps_sums,
+            pair_sums=self.pair_sums.columns(start, stop),
         )
 
     def to(self, device: torch.device | str) -> KeyMoments:
         """The same moments on a device; themselves if they are there."""
         if self.gram_NN.device == torch.device(device):
             return self
-        moved = []
-        for sums in (compact(self.sums), compact(self.alt_sums)):
-            there = TokenSums(len(self.gram_NN), len(self.counts_V), device)
-            there.add_(sums.ids_K.to(device), sums.rows_KN.to(device))
-            moved.append(there)
         return KeyMoments(
             gram_NN=self.gram_NN.to(device),
-            sums=moved[0],
+            sums=compact(self.sums).to(device),
             counts_V=self.counts_V.to(device),
             num_tokens=self.num_tokens,
-            alt_sums=moved[1],
+            alt_sums=compact(self.alt_sums).to(device),
             keeps_sums=self.keeps_sums,
+            pair_sums=self.pair_sums.to(device),
         )
 
     def sums_dense(self) -> Tensor:
@@ -236,24 +163,24 @@ class KeyMoments:
 
     def _combined(self, other: KeyMoments, sign: int) -> KeyMoments:
         mine, theirs = (
-            (self.gram_NN.shape[0], len(self.counts_V), self.keeps_sums),
-            (
-                other.gram_NN.shape[0],
-                len(other.counts_V),
-                other.keeps_sums,
-            ),
+            (len(moments.gram_NN), len(moments.counts_V), moments.keeps_sums)
+            for moments in (self, other)
         )
         if mine != theirs:
             raise ValueError(
                 f"moments of different kinds: (inputs, vocabulary, keeps sums) {mine} and {theirs}"
             )
+        counts_V = self.counts_V + sign * other.counts_V
+        sums = compact(self.sums).combined(compact(other.sums), sign)
         return KeyMoments(
-            gram_NN=self.gram_NN + sign * other.gram_NN,
-            sums=compact(self.sums).combined(compact(other.sums), sign),
-            counts_V=self.counts_V + sign * other.counts_V,
+            gram_NN=torch.add(self.gram_NN, other.gram_NN, alpha=sign),
+            # Of a token that was wholly subtracted nothing is left, not even its rounding errors.
+            sums=sums.only(counts_V != 0) if sign < 0 else sums,
+            counts_V=counts_V,
             num_tokens=self.num_tokens + sign * other.num_tokens,
             alt_sums=compact(self.alt_sums).combined(compact(other.alt_sums), sign),
             keeps_sums=self.keeps_sums,
+            pair_sums=self.pair_sums.combined(other.pair_sums, sign),
         )
 
     def _check(self, keys_TN: Tensor, gold_T: Tensor, alt_T: Tensor | None) -> None:
@@ -267,12 +194,6 @@ class KeyMoments:
                 continue
             if not 0 <= int(token_T.min()) <= int(token_T.max()) < vocab_size:
                 raise ValueError(f"a {name} is outside the vocabulary of {vocab_size}")
-
-
-def compact(sums: Mapping[int, Tensor]) -> TokenSums:
-    """The sums of a `KeyMoments` as the compact type that its constructor made of them."""
-    assert isinstance(sums, TokenSums)
-    return sums
 
 
 def add_outer_(gram_NN: Tensor, keys_TN: Tensor) -> None:

@@ -3,9 +3,9 @@
 Shapes: T tokens, N inputs of W, M outputs of W, V vocabulary, K distinct tokens.
 
 All targets are linear in the shift of one position d_j, and the solve needs only sum_j d_j k_jT,
-the *cross moment* (M, N).  It follows from sums by token, so alpha, the strength and the target
-can change after the keys were collected.  u[v] is the unit row v of the unembedding, g_j the gold
-token, a_j its replacement:
+the *cross moment* (M, N).  It follows from sums by token and by pair of tokens, so alpha, the
+strength and the target can change after the keys were collected.  u[v] is the unit row v of the
+unembedding, g_j the gold token, a_j its replacement:
 
     suppression   d_j = -alpha[g_j] u[g_j]
     replacement   d_j =  alpha[g_j] (u[a_j] - u[g_j])
@@ -24,7 +24,8 @@ from torch import Tensor
 
 from grom.config import TargetConfig
 from grom.errors import ConfigError
-from grom.moments import KeyMoments, TokenSums, compact
+from grom.moments import KeyMoments
+from grom.sums import TokenSums, compact
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,8 @@ def suppression_cross(forget: KeyMoments, alpha_V: Tensor, unembedding_VM: Tenso
 def replacement_cross(forget: KeyMoments, alpha_V: Tensor, unembedding_VM: Tensor) -> Tensor:
     """sum_j d_j k_jT with d_j = alpha[g_j] (u[a_j] - u[g_j]): say a_j instead of g_j.
 
-    The alpha in the u[a] term is the one frozen in `alt_sums` when the keys were collected.
+    sum over pairs of alpha[g] u[a] pair_sums[g, a]T, less the same with u[g].  Positions that were
+    given a weight when their keys were collected (`alt_sums`) keep it in the u[a] term.
 
     Returns:
         cross_MN, float64, for unit strength.
@@ -189,8 +191,9 @@ def _suppression(forget: KeyMoments, alpha_V: Tensor, basis_VM: Tensor | None) -
 
 
 def _replacement(forget: KeyMoments, alpha_V: Tensor, basis_VM: Tensor | None) -> LowRank:
-    gold = _weighted(forget, alpha_V)
-    return _along(basis_VM, [(gold, -1.0), (compact(forget.alt_sums), 1.0)])
+    gold, fixed = _weighted(forget, alpha_V), compact(forget.alt_sums)
+    toward = forget.pair_sums.by_alternative(alpha_V)
+    return _along(basis_VM, [(gold, -1.0), (toward, 1.0), (fixed, 1.0)])
 
 
 def _redirect(forget: KeyMoments, alpha_V: Tensor, basis_VM: Tensor | None, token: int) -> LowRank:

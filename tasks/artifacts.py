@@ -22,8 +22,8 @@ SCHEMA = {
     "load": 1,
     "count": 1,
     "select": 1,
-    "collect": 1,
-    "solve": 1,
+    "collect": 2,
+    "solve": 2,
     "calibrate": 1,
     "apply": 1,
     "evaluate": 3,
@@ -139,9 +139,9 @@ def place(draft: Path, target: Path, marker: str) -> None:
     try:
         shutil.move(draft, staging)  # a rename, where both lie on one filesystem
         for path in (*staging.rglob("*"), staging):
-            _fsync(path)
+            flush(path)
         os.rename(staging, target)  # refuses a target that is not empty
-        _fsync(target.parent)
+        flush(target.parent)
     except OSError as error:
         if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
             raise
@@ -157,7 +157,7 @@ def create(path: Path, data: bytes) -> bool:
     draft = path.with_name(f".{path.name}.{uuid4().hex}")
     try:
         draft.write_bytes(data)
-        _fsync(draft)
+        flush(draft)
         path.hardlink_to(draft)
     except FileExistsError:
         return False
@@ -197,7 +197,8 @@ def disk_full_named(folder: Path, expected_bytes: int = 0) -> Iterator[None]:
         raise
 
 
-def _fsync(path: Path) -> None:
+def flush(path: Path) -> None:
+    """Have a file's bytes, or a folder's entries, on the disk before going on."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)

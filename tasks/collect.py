@@ -1,25 +1,30 @@
-"""Stage collect: one forward pass over a set, its key moments into the store."""
+"""Stage collect: one forward pass over a set, its key moments into the store; and the moments of
+the union of forget sets, from those of each."""
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from prefect import task
 
-from grom.collect import ExampleStatistics, ForgetPlan, collect_moments
+from grom.collect import Collected, ForgetPlan, collect_moments
 from grom.config import CollectConfig, TargetConfig
 from grom.errors import ConfigError
+from grom.examples import Batch
+from grom.merge import merged
 from grom.moments import KeyMoments
 from grom.sites import unembedding_VD
-from tasks.codecs import load_moments, read_json, save_moments, write_json, write_table
-from tasks.count import read_alpha
+from tasks.artifacts import canonical_json
+from tasks.codecs import read_json
 from tasks.models import OpenModel, open_model
 from tasks.place import CollectRef, CountRef, DataRef, ModelRef, Place, SitesRef
 from tasks.progress import tracked
 from tasks.select import chosen_sites
+from tasks.statistics import load_collected, load_moments, moment_names, save_collected
 from tasks.streams import batch_stream
 
 logger = logging.getLogger(__name__)
@@ -36,13 +41,15 @@ def collect_retain(
 ) -> CollectRef:
     """Moments of the retain examples that are not held out, or of the background.  Returns their
     reference."""
-    facts = common_facts(model, sites, config) | {"data": retain.facts, "part": "seen"}
+    facts = common_facts(model, sites, config) | config.facts
+    facts |= {"data": retain.facts, "part": "seen"}
     total = counted.num_background if retain.role == "background" else counted.num_seen
 
     def write(folder: Path) -> None:
         opened = open_model(Path(model.folder), text_window=config.text_window)
         stream = batch_stream(opened.rendering, retain, config, part="seen")
-        _collect(opened, sites, tracked(stream, f"collect {retain.role}", total), None, folder)
+        stream = tracked(stream, f"collect {retain.role}", total)
+        save_collected(folder, _collect(opened, sites, stream, None), facts)
 
     return _cached(facts, write, place)
 
@@ -58,21 +65,74 @@ def collect_forget(
     place: Place,
     reference: ModelRef | None = None,
 ) -> CollectRef:
-    """Moments of the forget set, with the replacement of each token.  Returns their reference."""
+    """Moments of a forget set, by token and replacement.  Returns their reference.
+
+    They depend on the model, the sites and these examples, on nothing else: not on the retain set,
+    nor on what is forgotten besides.  So examples go through the model one by one, for in a batch
+    the neighbours of an example change the last digits of its keys.
+    """
+    replace = target.kind == "replacement"
     facts = common_facts(model, sites, config) | {
-        "data": forget.facts,
-        "count": counted.artifact.key,
-        "replace": target.kind == "replacement",
-        "reference": reference and reference.fingerprint,
+        "data": [forget.facts],
+        "replace": replace,
+        "reference": reference.fingerprint if replace and reference else None,
     }
 
     def write(folder: Path) -> None:
         opened = open_model(Path(model.folder), text_window=config.text_window)
-        plan = forget_plan(opened, counted, target, config, place, reference)
-        stream = batch_stream(opened.rendering, forget, config)
-        _collect(opened, sites, tracked(stream, "collect forget", counted.num_forget), plan, folder)
+        plan = forget_plan(opened, target, config, reference)
+        stream = batch_stream(opened.rendering, forget, config, alone=True)
+        stream = tracked(stream, "collect forget", counted.num_forget)
+        save_collected(folder, _collect(opened, sites, stream, plan), facts)
 
     return _cached(facts, write, place)
+
+
+@task
+def merge_forget(parts: tuple[CollectRef, ...], place: Place) -> CollectRef:
+    """Moments of the union of forget sets from those of each.  Returns their reference.
+
+    No text is read and no model run.  The order of the parts does not matter.
+
+    Raises:
+        ConfigError: there are no parts, they were collected from different models, sites or
+            references, or one of them is there twice.
+    """
+    if not parts:
+        raise ConfigError("no forget moments to merge: name at least one batch")
+    if len(parts) == 1:
+        return parts[0]
+    ordered = sorted(parts, key=lambda part: part.artifact.key)
+    facts = united_facts([read_facts(part, place) for part in ordered])
+    facts["parts"] = [part.artifact.key for part in ordered]
+
+    def write(folder: Path) -> None:
+        for name in moment_names(place.fetch(ordered[0].artifact)):
+            # One site at a time: the moments of all may not fit.
+            stored = (load_collected(place.fetch(part.artifact), [name]) for part in ordered)
+            save_collected(folder, merged(stored), facts)
+
+    return _cached(facts, write, place)
+
+
+def united_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What the union of forget sets depends on.
+
+    Raises:
+        ConfigError: see `merge_forget`.
+    """
+    data = [facts for part in parts for facts in part["data"]]
+    if len({canonical_json(facts) for facts in data}) < len(data):
+        raise ConfigError("a forget set is to be merged with itself; name each batch once")
+    own = ("data", "parts")
+    common, *others = ({k: v for k, v in part.items() if k not in own} for part in parts)
+    for other in others:
+        if changed := sorted(key for key in common if common[key] != other.get(key)):
+            raise ConfigError(
+                f"forget moments with different {' and '.join(changed)} do not add up. Merge what "
+                "was collected with the same settings, or collect the batch again from its text."
+            )
+    return {**common, "data": sorted(data, key=canonical_json)}
 
 
 def common_facts(model: ModelRef, sites: SitesRef, config: CollectConfig) -> dict[str, Any]:
@@ -83,19 +143,13 @@ def common_facts(model: ModelRef, sites: SitesRef, config: CollectConfig) -> dic
         "layers": list(sites.layers),
         "joint": sites.joint,
         "text_window": config.text_window,
-        **config.facts,
     }
 
 
 def forget_plan(
-    opened: OpenModel,
-    counted: CountRef,
-    target: TargetConfig,
-    config: CollectConfig,
-    place: Place,
-    reference: ModelRef | None,
+    opened: OpenModel, target: TargetConfig, config: CollectConfig, reference: ModelRef | None
 ) -> ForgetPlan:
-    """alpha, and whom to ask for replacements.
+    """Whether replacements are wanted, and whom to ask for them.
 
     Raises:
         ConfigError: the reference model has another vocabulary.
@@ -109,7 +163,7 @@ def forget_plan(
                 f"{reference.source}: vocabulary of {sizes[1]} tokens, the model has {sizes[0]}. "
                 "Take a reference of the same series."
             )
-    return ForgetPlan(read_alpha(counted, place), replace, adviser)
+    return ForgetPlan(replace, adviser)
 
 
 def read_moments(ref: CollectRef, site_name: str, place: Place) -> KeyMoments:
@@ -119,7 +173,14 @@ def read_moments(ref: CollectRef, site_name: str, place: Place) -> KeyMoments:
 
 def read_rms(ref: CollectRef, place: Place) -> float:
     """Mean root mean square of the final residual on the forget set."""
-    return float(read_json(place.fetch(ref.artifact) / "collected.json")["mean_rms"])
+    found = read_json(place.fetch(ref.artifact) / "collected.json")
+    return float(found["rms_sum"] / found["rms_tokens"])
+
+
+def read_facts(ref: CollectRef, place: Place) -> dict[str, Any]:
+    """What determined the moments."""
+    facts: dict[str, Any] = read_json(place.fetch(ref.artifact) / "collected.json")["facts"]
+    return facts
 
 
 def _cached(facts: dict[str, Any], write: Any, place: Place) -> CollectRef:
@@ -131,12 +192,7 @@ def _cached(facts: dict[str, Any], write: Any, place: Place) -> CollectRef:
 
 
 def _collect(
-    opened: OpenModel, sites: SitesRef, stream: Any, plan: ForgetPlan | None, folder: Path
-) -> None:
+    opened: OpenModel, sites: SitesRef, stream: Iterable[Batch], plan: ForgetPlan | None
+) -> Collected:
     chosen = chosen_sites(opened.model, sites)
-    collected = collect_moments(opened.model, chosen, stream, plan, joint=sites.joint)
-    for name, moments in collected.moments.items():
-        save_moments(folder, name, moments)
-    write_table(folder / "examples.parquet", collected.examples, ExampleStatistics)
-    mean_rms = collected.mean_rms if collected.rms_tokens else None
-    write_json(folder / "collected.json", {"mean_rms": mean_rms})
+    return collect_moments(opened.model, chosen, stream, plan, joint=sites.joint)

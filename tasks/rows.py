@@ -6,38 +6,19 @@ content never enters a message.
 
 from __future__ import annotations
 
-import bz2
-import gzip
 import hashlib
-import io
 import json
-import lzma
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 import fsspec
-import pyarrow as pa
-import pyarrow.parquet as pq
 
 from grom.config import DataConfig
-from grom.errors import DataError, MalformedRow, MissingInput
+from grom.errors import MalformedRow, MissingInput
 from grom.examples import Example
+from tasks.lines import SUFFIXES, checked_text, known_kind, own_rows
 
-MAX_LINE_BYTES = 64 * 2**20
-"""A longer line is taken for a broken file."""
-RECORD_ROWS = 1024
-SUFFIXES = (".json", ".jsonl", ".ndjson", ".parquet")
-OPENERS: dict[str, Callable[[BinaryIO], Any]] = {
-    ".gz": lambda file: gzip.GzipFile(fileobj=file),
-    ".bz2": bz2.BZ2File,
-    ".xz": lzma.LZMAFile,
-    # Unlike `zstandard`, Arrow does not take a file that was cut short for a whole one.
-    ".zst": lambda file: pa.CompressedInputStream(pa.PythonFile(file), "zstd"),
-}
-BROKEN = (EOFError, OSError, zlib.error, lzma.LZMAError, pa.ArrowInvalid)
 HUB = "hub:"
 
 
@@ -66,7 +47,7 @@ def source_files(uri: str) -> list[SourceFile]:
         paths = fs.find(path)
     else:
         raise MissingInput(uri, "there is nothing at this address")
-    known = [found for found in paths if _kind(found) is not None]
+    known = [found for found in paths if known_kind(found) is not None]
     if not known:
         raise MissingInput(uri, f"no file there ends in {', '.join(SUFFIXES)} (or with .gz, .zst)")
     return [
@@ -129,82 +110,9 @@ def read_rows(uri: str) -> Iterator[tuple[str, int, Any]]:
         yield from _hub_rows(uri)
         return
     for file in source_files(uri):
-        if _kind(file.path) == ".parquet":
-            yield from _parquet_rows(file.path)
-        else:
-            yield from _json_rows(file.path)
-
-
-def _json_rows(path: str) -> Iterator[tuple[str, int, Any]]:
-    """Rows of a JSON Lines file; a JSON array of objects is taken, too."""
-    name = path.rsplit("/", 1)[-1]
-    with fsspec.open(path, "rb") as raw, _broken_named(path):
-        opener = OPENERS.get("." + name.rsplit(".", 1)[-1])
-        stream = io.BufferedReader(raw if opener is None else opener(raw))
-        if stream.peek(1)[:1] == b"[":
-            yield from _array_rows(name, stream)
-            return
-        line_number = 0
-        while line := stream.readline(MAX_LINE_BYTES + 1):
-            line_number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise MalformedRow(name, line_number, f"longer than {MAX_LINE_BYTES >> 20} MiB")
-            if line.strip():
-                yield name, line_number, _parsed(name, line_number, line)
-
-
-def _array_rows(name: str, stream: BinaryIO) -> Iterator[tuple[str, int, Any]]:
-    content = stream.read(MAX_LINE_BYTES + 1)
-    if len(content) > MAX_LINE_BYTES:
-        raise DataError(f"{name}: a JSON array over {MAX_LINE_BYTES >> 20} MiB; use JSON Lines")
-    rows = _parsed(name, 1, content)
-    if isinstance(rows, MalformedRow):
-        raise rows
-    for number, row in enumerate(rows, start=1):
-        yield name, number, row
-
-
-def _parsed(name: str, line_number: int, line: bytes) -> Any:
-    try:
-        return json.loads(line.decode("utf-8-sig"), object_pairs_hook=_without_repeats)
-    except UnicodeDecodeError as error:
-        return MalformedRow(name, line_number, f"not UTF-8 at byte {error.start} of the line")
-    except json.JSONDecodeError as error:
-        return MalformedRow(name, line_number, f"not JSON, column {error.colno}: {error.msg}")
-    except KeyError:
-        return MalformedRow(name, line_number, "a key occurs twice")
-    except (ValueError, RecursionError):
-        return MalformedRow(name, line_number, "a number too long, or brackets nested too deep")
-
-
-def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    row: dict[str, Any] = {}
-    for key, value in pairs:
-        if key in row:
-            raise KeyError(key)
-        row[key] = value
-    return row
-
-
-def _parquet_rows(path: str) -> Iterator[tuple[str, int, Any]]:
-    name, number = path.rsplit("/", 1)[-1], 0
-    with fsspec.open(path, "rb") as raw, _broken_named(path):
-        for record_batch in pq.ParquetFile(raw).iter_batches(batch_size=RECORD_ROWS):
-            for row in record_batch.to_pylist():
-                number += 1
-                yield name, number, row
-
-
-@contextmanager
-def _broken_named(path: str) -> Iterator[None]:
-    """Name the file that a decompressor or Parquet finds broken; an errno means the disk or the
-    network instead."""
-    try:
-        yield
-    except BROKEN as error:
-        if getattr(error, "errno", None) is not None:
-            raise
-        raise DataError(f"{path}: the file is broken or cut short. Write it again.") from error
+        name = file.path.rsplit("/", 1)[-1]
+        with fsspec.open(file.path, "rb") as raw:
+            yield from ((name, line, row) for line, row in own_rows(name, raw))
 
 
 def _hub_rows(address: str) -> Iterator[tuple[str, int, Any]]:
@@ -230,29 +138,15 @@ def _example(config: DataConfig, row: object, number: int, place: str, line: int
     where = f"{place}, line {line}"
     prompt, answer, text = (row.get(key) for key in (config.prompt, config.answer, config.text))
     if prompt is None and answer is None and text is not None:
-        whole = _string(text, config.text, place, line)
+        whole = checked_text(text, config.text, place, line)
         return Example(where, group, group_number, text=whole)
     return Example(
         where,
         group,
         group_number,
-        prompt=_string(prompt, config.prompt, place, line),
-        answer=_string(answer, config.answer, place, line),
+        prompt=checked_text(prompt, config.prompt, place, line),
+        answer=checked_text(answer, config.answer, place, line),
     )
-
-
-def _string(value: object, column: str, place: str, line: int) -> str:
-    if value is None:
-        raise MalformedRow(place, line, f"`{column}` is missing")
-    if not isinstance(value, str):
-        raise MalformedRow(place, line, f"`{column}` is {type(value).__name__}, not a string")
-    if not value.strip():
-        raise MalformedRow(place, line, f"`{column}` is empty")
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise MalformedRow(place, line, f"`{column}` holds half a surrogate pair") from None
-    return value
 
 
 def _hashed(name: str) -> int:
@@ -261,13 +155,6 @@ def _hashed(name: str) -> int:
 
 def _wanted(config: DataConfig, group: str) -> bool:
     return group not in config.without and (config.only is None or group in config.only)
-
-
-def _kind(path: str) -> str | None:
-    stem = path.lower()
-    for suffix in OPENERS:
-        stem = stem.removesuffix(suffix)
-    return next((suffix for suffix in SUFFIXES if stem.endswith(suffix)), None)
 
 
 def _natural(path: str) -> list[tuple[int, str]]:

@@ -12,7 +12,7 @@ import torch
 from prefect import task
 from torch import nn
 
-from grom.config import CollectConfig, SelectConfig
+from grom.config import CollectConfig, SelectConfig, TargetConfig
 from grom.errors import ConfigError, NotEnoughMemory
 from grom.memory import GB, Forecast, RunShape, forecast
 from grom.select import LayerScore, best_band, layer_scores, sites_of
@@ -38,6 +38,7 @@ def select(
     counted: CountRef,
     config: SelectConfig,
     collect: CollectConfig,
+    target: TargetConfig,
     place: Place,
     reference: ModelRef | None = None,
 ) -> SitesRef:
@@ -51,7 +52,7 @@ def select(
     num_layers = len(find_sites(opened.model)) - 1
     width = len(config.layers or ()) or config.width or max(1, num_layers // DEFAULT_BAND_SHARE)
     joint = solves_jointly(opened.model, config, collect, width)
-    check_memory(opened.model, config, counted, collect, reference, width, joint)
+    check_memory(opened.model, config, counted, collect, target, reference, width, joint)
     facts = {
         "model": model.fingerprint,
         "count": counted.artifact.key,
@@ -145,6 +146,7 @@ def check_memory(
     config: SelectConfig,
     counted: CountRef,
     collect: CollectConfig,
+    target: TargetConfig,
     reference: ModelRef | None,
     width: int,
     joint: bool,
@@ -168,6 +170,7 @@ def check_memory(
         vocab_size=vocab_size,
         num_layers=len(find_sites(model)) - 1,
         num_forget_types=counted.num_forget_types,
+        num_forget_pairs=counted.num_forget_tokens if target.kind == "replacement" else 0,
         batch_tokens=collect.batch_tokens,
         probe_tokens=300 * collect.text_window,
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import operator
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from prefect import task
-from torch import nn
+from torch import Tensor, nn
 
 from grom.apply import Edit
 from grom.calibrate import band_drop
@@ -23,12 +23,11 @@ from grom.errors import ConfigError
 from grom.moments import KeyMoments
 from grom.sites import Site, unembedding_VD
 from grom.solve import factorise, solve_factored, split_columns
-from grom.target import LowRank, target_cross
+from grom.target import LowRank, specificity, target_cross
 from tasks.codecs import read_json, save_edit, write_json, write_table
 from tasks.collect import read_moments, read_rms
-from tasks.count import read_alpha
 from tasks.models import OpenModel, open_model
-from tasks.place import CollectRef, CountRef, EditRef, ModelRef, Place, SitesRef
+from tasks.place import CollectRef, EditRef, ModelRef, Place, SitesRef
 from tasks.select import chosen_sites
 
 logger = logging.getLogger(__name__)
@@ -62,14 +61,14 @@ def solve(
     retain: tuple[CollectRef, ...],
     forget: CollectRef,
     sites: SitesRef,
-    counted: CountRef,
     ridge: RidgeConfig,
     target: TargetConfig,
     place: Place,
 ) -> EditRef:
     """Solve in float64, each site alone or all as one system.  Returns the unit edit's reference.
 
-    The moments of several retain sets are added first.
+    The moments of several retain sets are added first.  alpha comes from the counts of the moments:
+    those of a forget set that was merged from batches give the alpha of all of them.
 
     Raises:
         NotPositiveDefinite, NonFiniteKeys: a system cannot be solved; names the site.
@@ -77,14 +76,13 @@ def solve(
     facts = {
         "retain": [ref.artifact.key for ref in retain],
         "forget": forget.artifact.key,
-        "count": counted.artifact.key,
         "ridge": ridge.model_dump(mode="json"),
         "target": target.model_dump(mode="json"),
     }
 
     def write(folder: Path) -> None:
         opened = open_model(Path(model.folder), text_window=512)
-        solver = Solver(opened, counted, ridge, target, read_rms(forget, place), place)
+        solver = Solver(opened, ridge, target, read_rms(forget, place))
         chosen = chosen_sites(opened.model, sites)
         systems = {JOINT: chosen} if sites.joint else {site.name: (site,) for site in chosen}
         updates: dict[Site, LowRank] = {}
@@ -129,16 +127,15 @@ class Solver:
     def __init__(
         self,
         opened: OpenModel,
-        counted: CountRef,
         ridge: RidgeConfig,
         target: TargetConfig,
         rms: float,
-        place: Place,
     ) -> None:
         self.model: nn.Module = opened.model
         self.ridge, self.target, self.rms = ridge, target, rms
-        self.alpha_V = read_alpha(counted, place)
-        self.suppressed_share = counted.num_suppressed / counted.num_forget_tokens
+        self.special: Collection[int] = (
+            () if target.suppress_special else opened.rendering.special_ids()
+        )
         self.redirect_token = redirect_token(opened, target)
 
     def system(
@@ -148,10 +145,12 @@ class Solver:
         unembedding_VM = unembedding_VD(self.model)
         weights = [site.weight_MN(self.model) for site in sites]
         widths = [weight_MN.shape[1] for weight_MN in weights]
+        alpha_V = specificity(forget.counts_V, retain.counts_V, self.special)
+        suppressed = int(forget.counts_V[alpha_V > 0].sum())
         name = sites[0].name if len(sites) == 1 else f"{sites[0].name} ... {sites[-1].name}"
         cross = target_cross(
             forget,
-            self.alpha_V,
+            alpha_V,
             unembedding_VM,
             self.target,
             head=sites[0].kind == "head",
@@ -175,19 +174,19 @@ class Solver:
                 condition=condition,
                 update_norm=norm,
                 relative_norm=norm / float(weight_norm),
-                drop_nats=self.drop(site, update, block),
-                suppressed_share=self.suppressed_share,
+                drop_nats=self.drop(site, update, block, alpha_V),
+                suppressed_share=suppressed / forget.num_tokens,
             )
             logger.info("solve %s: condition %.1e, mu %.3g", site.name, condition, report.mu)
             reports.append(report)
         return dict(zip(sites, updates, strict=True)), reports
 
-    def drop(self, site: Site, update: LowRank, forget: KeyMoments) -> float:
+    def drop(self, site: Site, update: LowRank, forget: KeyMoments, alpha_V: Tensor) -> float:
         """Direct drop of the site's update, in nats."""
         if self.target.kind == "corruption":
             return float("nan")
         name = site.name
-        return band_drop({name: update}, {name: forget}, self.alpha_V, self.model, self.rms)[name]
+        return band_drop({name: update}, {name: forget}, alpha_V, self.model, self.rms)[name]
 
 
 def redirect_token(opened: OpenModel, target: TargetConfig) -> int | None:

@@ -15,59 +15,45 @@ import json
 import shutil
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from functools import cached_property
 from pathlib import Path, PurePosixPath
 from typing import Any
 from uuid import uuid4
 
-import fsspec
-from fsspec.implementations.local import LocalFileSystem
-
-from grom.errors import ConfigError, MissingInput
+from grom.errors import MissingInput
 from tasks import artifacts
 from tasks.artifacts import SCHEMA, Artifact, CorruptArtifact, artifact_key, canonical_json
+from tasks.bucket import Bucket, UnsafeStore
+from tasks.folder import LocalBackend
+from tasks.retries import Patience
 
 __all__ = ["SCHEMA", "Artifact", "CorruptArtifact", "Store", "UnsafeStore", "artifact_key"]
 
 RESERVED = MARKER, FACTS = "_SUCCESS.json", "facts.json"
 
 
-class UnsafeStore(ConfigError):
-    """The store cannot be written to safely."""
-
-    def __init__(self, root: str, reason: str) -> None:
-        super().__init__(
-            f"{root}: {reason}. Use a store that honours `If-None-Match: *` on PUT (S3, SeaweedFS, "
-            "MinIO), or a local folder, and check bucket, endpoint and credentials."
-        )
-
-
-class Store:
-    """Artifacts under one root: `s3://bucket/prefix`, `file:///folder` or a plain path.
+class Store(Bucket):
+    """A bucket that holds artifacts.
 
     Args:
         root: where artifacts lie.
         scratch: local folder for drafts and downloads.
-        storage_options: for fsspec, `endpoint_url` say.  Leave credentials to the provider's chain,
-            which renews them; nothing is opened before the first use.
+        storage_options: see `Bucket`.
+        patience: see `Bucket`.
     """
 
     def __init__(
-        self, root: str, scratch: Path, storage_options: Mapping[str, Any] | None = None
+        self,
+        root: str,
+        scratch: Path,
+        storage_options: Mapping[str, Any] | None = None,
+        patience: Patience | None = None,
     ) -> None:
-        self.root, self.scratch = root, scratch
-        self._options = dict(storage_options or {})
-
-    @cached_property
-    def _opened(self) -> tuple[Any, str]:
-        options = {"use_listings_cache": False, "skip_instance_cache": True} | self._options
-        fs, base = fsspec.core.url_to_fs(self.root, **options)
-        return fs, base.rstrip("/")
+        super().__init__(root, storage_options, patience)
+        self.scratch = scratch
 
     @property
     def _local(self) -> Path | None:
-        fs, base = self._opened
-        return Path(base) if isinstance(fs, LocalFileSystem) else None
+        return self.backend.root if isinstance(self.backend, LocalBackend) else None
 
     def find(self, stage: str, facts: Mapping[str, Any]) -> Artifact | None:
         """The finished artifact of these facts, or None.
@@ -80,9 +66,8 @@ class Store:
         marker = self._marker(key)
         if marker is None:
             return None
-        fs, base = self._opened
-        folder = str(PurePosixPath(base, key, marker["folder"]))
-        uri = Path(folder).as_uri() if self._local else fs.unstrip_protocol(folder)
+        root = self._local.as_uri() if self._local else self.root.rstrip("/")
+        uri = f"{root}/{key}/{marker['folder']}".rstrip("/")
         return Artifact(stage=stage, key=key.split("/")[1], uri=uri)
 
     @contextmanager
@@ -97,7 +82,7 @@ class Store:
         Raises:
             NotEnoughDisk: `expected_bytes` are not free, or the disk ran full.
             ValueError: see `artifact_key`.
-            CorruptArtifact: the target has files but no marker, or an upload was cut short.
+            CorruptArtifact: the target has files but no marker.
         """
         key = artifact_key(stage, facts)
         local, draft = self._local, self.scratch / "drafts" / uuid4().hex
@@ -138,53 +123,12 @@ class Store:
         artifacts.verify(folder, marker["files"])
         return folder
 
-    def create(self, name: str, data: bytes) -> bool:
-        """Write a small file unless it exists; whether this call wrote it.  Atomic."""
-        fs, base = self._opened
-        path = f"{base}/{name}"
-        if self._local:
-            return artifacts.create(Path(path), data)
-        try:
-            fs.pipe_file(path, data, mode="create")
-        except FileExistsError:
-            return False
-        except OSError as error:
-            # SeaweedFS: errno 22 "pre-conditions"; S3: 409 "conditional request" while another
-            # writer is at it.
-            if "condition" in str(error):
-                return False
-            raise
-        return True
-
-    def probe(self) -> None:
-        """Check that the store can be written to and refuses the second of two creations.
-
-        Raises:
-            UnsafeStore: it cannot, or does not.
-        """
-        fs, base = self._opened
-        name = f".probe-{uuid4().hex}"
-        # fsspec's own `pipe_file` looks first and writes then, which is no guarantee.
-        plain = type(fs).pipe_file is fsspec.AbstractFileSystem.pipe_file
-        if plain and not fs.async_impl and not self._local:
-            raise UnsafeStore(self.root, f"{type(fs).__name__} cannot create a file if absent")
-        try:
-            written = self.create(name, b"1"), self.create(name, b"2")
-        except Exception as error:  # botocore has errors of its own
-            raise UnsafeStore(self.root, f"cannot write ({error})") from error
-        finally:
-            with suppress(Exception):
-                fs.rm_file(f"{base}/{name}")
-        if written != (True, False):
-            raise UnsafeStore(self.root, "a second writer may overwrite the first")
-
     def _marker(self, key: str) -> dict[str, Any] | None:
-        fs, base = self._opened
-        path = f"{base}/{key}/{MARKER}"
-        try:
-            marker: dict[str, Any] = json.loads(fs.cat_file(path))
-        except (FileNotFoundError, NotADirectoryError):
+        path = f"{key}/{MARKER}"
+        if (found := self.read(path)) is None:
             return None
+        try:
+            marker: dict[str, Any] = json.loads(found.data)
         except ValueError as error:
             raise CorruptArtifact(path, "the marker is not JSON") from error
         names = [PurePosixPath(name) for name in (*marker["files"], marker["folder"])]
@@ -194,21 +138,18 @@ class Store:
 
     def _upload(self, draft: Path, key: str, marker: dict[str, Any]) -> None:
         """Put the files into a folder of this writer's own, check their sizes, set the marker."""
-        fs, base = self._opened
         marker["folder"] = uuid4().hex[:8]
-        remote = f"{base}/{key}/{marker['folder']}"
+        remote = f"{key}/{marker['folder']}"
         won = False
         try:
             for name in (*marker["files"], FACTS):
-                size = (draft / name).stat().st_size
-                fs.put_file(str(draft / name), f"{remote}/{name}")
-                if fs.info(f"{remote}/{name}")["size"] != size:
-                    raise CorruptArtifact(f"{remote}/{name}", f"not all {size} bytes were uploaded")
+                self.upload(draft / name, f"{remote}/{name}")
             won = self.create(f"{key}/{MARKER}", canonical_json(marker))
         finally:
             if not won:
-                with suppress(OSError):
-                    fs.rm(remote, recursive=True)
+                with suppress(Exception):
+                    for entry in self.entries(remote):
+                        self.delete(entry.name)
         fetched = self.scratch / "fetched" / key
         fetched.parent.mkdir(parents=True, exist_ok=True)
         if won and not fetched.exists():
@@ -221,17 +162,17 @@ class Store:
             return
         except CorruptArtifact:
             shutil.rmtree(target, ignore_errors=True)
-        fs, base = self._opened
-        artifacts.check_room(
-            self.scratch, sum(entry["bytes"] for entry in marker["files"].values())
-        )
+        sizes = {name: entry["bytes"] for name, entry in marker["files"].items()}
+        artifacts.check_room(self.scratch, sum(sizes.values()))
         draft = self.scratch / "drafts" / uuid4().hex
         try:
             with artifacts.disk_full_named(self.scratch):
-                for name in marker["files"]:
+                for name, size in sizes.items():
                     (draft / name).parent.mkdir(parents=True, exist_ok=True)
-                    with suppress(FileNotFoundError):  # `verify` says it better
-                        fs.get_file(f"{base}/{key}/{marker['folder']}/{name}", str(draft / name))
+                    with (draft / name).open("wb") as file:
+                        there = self.download(f"{key}/{marker['folder']}/{name}", file, size)
+                    if there is None:
+                        raise CorruptArtifact(name, "the file is missing")
             artifacts.verify(draft, marker["files"])
             target.parent.mkdir(parents=True, exist_ok=True)
             with suppress(FileExistsError):

@@ -17,8 +17,9 @@ def batch_stream(
     *,
     part: Part = "all",
     sample: tuple[int, int] | None = None,
+    alone: bool = False,
 ) -> Iterator[Batch]:
-    """Batches of a set, filled to the token budget.
+    """Batches of a set, filled to the token budget unless `alone`.
 
     Args:
         rendering: how text becomes tokens.
@@ -26,14 +27,15 @@ def batch_stream(
         config: budget and window.
         part: all rows, those whose keys the solver sees, or those held out.
         sample: (size, total): that many of so many renderings, spread evenly over the set.
+        alone: one rendering per batch, in the order of the set.
     """
     rendered: Iterable[Rendered] = rendering.render_all(data.examples(part))
     if sample is not None:
         rendered = spread(rendered, *sample)
     return batches(
         rendered,
-        batch_tokens=config.batch_tokens,
-        window_examples=config.window_examples,
+        batch_tokens=1 if alone else config.batch_tokens,
+        window_examples=1 if alone else config.window_examples,
         pad_id=pad_id(rendering),
     )
 

@@ -92,12 +92,12 @@ def sweep_sequential(
 
     The exact audit holds at the first edited site only: later keys depend on earlier edits.
     """
-    facts = common_facts(model, sites, collect) | {
+    facts = common_facts(model, sites, collect) | collect.facts
+    facts |= {
         "keys": "sequential",
         "beta": calibrated.beta,
         "retain": [data.facts for data in retain],
         "forget": forget.facts,
-        "count": counted.artifact.key,
         "ridge": ridge.model_dump(mode="json"),
         "target": target.model_dump(mode="json"),
         "reference": reference and reference.fingerprint,
@@ -105,8 +105,8 @@ def sweep_sequential(
 
     def write(folder: Path) -> None:
         opened = open_model(Path(model.folder), text_window=collect.text_window)
-        plan = forget_plan(opened, counted, target, collect, place, reference)
-        solver = Solver(opened, counted, ridge, target, read_rms(forget_moments, place), place)
+        plan = forget_plan(opened, target, collect, reference)
+        solver = Solver(opened, ridge, target, read_rms(forget_moments, place))
         reports: list[SiteReport] = []
         unit: dict[Site, LowRank] = {}
 

@@ -12,7 +12,8 @@ import fsspec
 
 from grom.benchmarks.benchmark import Split
 from grom.errors import DataError, MalformedRow, MissingInput
-from tasks.rows import HUB, SUFFIXES, read_rows
+from tasks.lines import SUFFIXES
+from tasks.rows import HUB, read_rows
 
 COMPRESSED = ("", ".gz", ".zst")
 ENDINGS = (

@@ -18,6 +18,7 @@ from grom.config import RidgeConfig
 from grom.examples import Batch, Rendered, batches
 from grom.moments import KeyMoments
 from grom.sites import Site
+from grom.sums import PairSums
 
 VOCAB = 64
 PAD, BOS, EOS = 0, 1, 2
@@ -48,12 +49,22 @@ class Keys:
         """Key, gold token and alternative of each position."""
         return list(zip(self.keys_TN, self.gold_T.tolist(), self.alt_T.tolist(), strict=True))
 
-    def moments(self, alpha_V: Tensor | None = None, vocab_size: int = 8) -> KeyMoments:
-        """The same set as the moments under test; with alpha, alternatives are summed as well."""
-        result = KeyMoments.zeros(self.keys_TN.shape[1], vocab_size)
-        if alpha_V is None:
-            return result.update_(self.keys_TN, self.gold_T)
-        return result.update_(self.keys_TN, self.gold_T, self.alt_T, alpha_V[self.gold_T])
+    def moments(self, vocab_size: int = 8) -> KeyMoments:
+        """The same set as the moments under test."""
+        moments = KeyMoments.zeros(self.keys_TN.shape[1], vocab_size)
+        return moments.update_(self.keys_TN, self.gold_T, self.alt_T)
+
+    def part(self, index: Tensor | slice) -> Keys:
+        """Some of the positions."""
+        return Keys(self.keys_TN[index], self.gold_T[index], self.alt_T[index])
+
+
+def dense_VVN(sums: PairSums) -> Tensor:
+    """Sums by gold token and alternative, zero for pairs that do not occur."""
+    dense = torch.zeros(sums.vocab_size, sums.vocab_size, sums.rows_KN.shape[1]).double()
+    for (gold, alt), row_N in sums.items():
+        dense[gold, alt] = row_N
+    return dense
 
 
 def random_keys(seed: int, num_tokens: int, num_inputs: int = 5, vocab_size: int = 8) -> Keys:

@@ -78,7 +78,7 @@ class Stages:
     def sites(self) -> SitesRef:
         return select.fn(
             self.model, self.forget, self.retain, self.counted, self.config.select,
-            self.config.collect, self.place, self.reference,
+            self.config.collect, self.config.target, self.place, self.reference,
         )  # fmt: skip
 
     @cached_property
@@ -97,7 +97,7 @@ class Stages:
     @cached_property
     def frozen_edit(self) -> EditRef:
         return solve.fn(
-            self.model, (self.kept,), self.moved, self.sites, self.counted, self.config.ridge,
+            self.model, (self.kept,), self.moved, self.sites, self.config.ridge,
             self.config.target, self.place,
         )  # fmt: skip
 

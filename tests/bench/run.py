@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from flows.presets import tofu_smollm2
 from grom.apply import Edit, edited
@@ -45,7 +46,7 @@ from tests.reference import reference_sequential_edit
 
 BAND = range(24, 30)
 BETA = 300.0
-TARGET = TargetConfig(kind="suppression")
+TARGET, PLAN = TargetConfig(kind="suppression"), ForgetPlan(replace=False)
 RIDGE = RidgeConfig()
 SOLVE_INPUTS, SOLVE_OUTPUTS = 8192, 2048
 MEMORY_ROWS = 200
@@ -67,7 +68,7 @@ class Bench:
         return tuple(find_sites(self.opened.model)[layer] for layer in BAND)
 
     @property
-    def plan(self) -> ForgetPlan:
+    def alpha_V(self) -> Tensor:
         """alpha of these sets."""
         vocab_size = len(unembedding_VD(self.opened.model))
         counts = [
@@ -75,12 +76,12 @@ class Bench:
             for batches in (self.forget, self.retain)
         ]
         special = self.opened.rendering.special_ids()
-        return ForgetPlan(specificity(counts[0], counts[1], special), replace=False)
+        return specificity(counts[0], counts[1], special)
 
     def unit_update(self, site: Site, kept: KeyMoments, moved: KeyMoments) -> LowRank:
         """Update of one site at unit strength."""
         unembedding_VM = unembedding_VD(self.opened.model)
-        cross = target_cross(moved, self.plan.alpha_V, unembedding_VM, TARGET, head=False)
+        cross = target_cross(moved, self.alpha_V, unembedding_VM, TARGET, head=False)
         return solve_factored(cross, factorise(kept, moved, RIDGE, site=site.name), RIDGE)
 
 
@@ -129,7 +130,7 @@ def seconds(work: Callable[[], Any]) -> tuple[float, Any]:
 
 def compare_edits(bench: Bench) -> None:
     """The whole edit: reference, sequential sweep, frozen pass; and how far results differ."""
-    model, sites, plan = bench.opened.model, bench.sites, bench.plan
+    model, sites = bench.opened.model, bench.sites
     run(model, bench.forget[0])
     frozen_time, _ = seconds(lambda: frozen_edit(bench))
     sweep_time, swept = seconds(lambda: sequential_edit(bench))
@@ -140,7 +141,7 @@ def compare_edits(bench: Bench) -> None:
             bench.forget,
             bench.retain,
             sites,
-            plan.alpha_V,
+            bench.alpha_V,
             unembedding_VD(model).clone(),
             RIDGE,
             BETA,
@@ -167,7 +168,7 @@ def frozen_edit(bench: Bench) -> dict[Site, LowRank]:
     """One pass over each set, one solve per site, applied and taken back."""
     model, sites = bench.opened.model, bench.sites
     kept = collect_moments(model, sites, bench.retain)
-    moved = collect_moments(model, sites, bench.forget, bench.plan)
+    moved = collect_moments(model, sites, bench.forget, PLAN)
     updates = {
         site: bench.unit_update(site, kept.moments[site.name], moved.moments[site.name]).scaled(
             BETA
@@ -181,7 +182,7 @@ def frozen_edit(bench: Bench) -> dict[Site, LowRank]:
 def sequential_edit(bench: Bench) -> dict[Site, LowRank]:
     """The sweep, with hidden states in memory."""
     retain = Held(lambda: bench.retain, {}, None, {})
-    forget = Held(lambda: bench.forget, {}, bench.plan, {})
+    forget = Held(lambda: bench.forget, {}, PLAN, {})
 
     def solve(site: Site, kept: KeyMoments, moved: KeyMoments) -> LowRank:
         return bench.unit_update(site, kept, moved).scaled(BETA)

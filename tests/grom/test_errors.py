@@ -17,6 +17,8 @@ ARGUMENTS: dict[str, tuple[object, ...]] = {
     "MalformedRow": (WHERE, 17, "`answer` is missing"),
     "EmptySet": ("forget", WHERE),
     "EmptyAnswer": (WHERE,),
+    "BrokenLedger": (WHERE, 17, "its hash is another"),
+    "LedgerConflict": (WHERE, 17),
     "ExampleTooLong": (WHERE, 9000, 8192),
     "UnknownFamily": (WHERE, ["gpt2", "llama"]),
     "MixtureOfExperts": ("mixtral", WHERE),

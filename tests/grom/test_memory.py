@@ -9,8 +9,9 @@ import torch
 
 from grom.apply import Edit, edited
 from grom.memory import FLOAT32, FLOAT64, RUNTIME_BYTES, RunShape, forecast
-from grom.moments import KeyMoments, compact
+from grom.moments import KeyMoments
 from grom.sites import find_sites
+from grom.sums import compact
 from grom.target import LowRank
 from tests.reference import tiny_model
 
@@ -24,6 +25,7 @@ SMALL = RunShape(
     vocab_size=49_152,
     num_layers=30,
     num_forget_types=3000,
+    num_forget_pairs=8000,
     batch_tokens=2048,
     probe_tokens=20_000,
 )
@@ -36,7 +38,7 @@ def total(shape: RunShape) -> float:
 
 
 def nbytes(moments: KeyMoments) -> int:
-    tensors = [moments.gram_NN, compact(moments.sums).rows_KN, compact(moments.alt_sums).rows_KN]
+    tensors = [moments.gram_NN, compact(moments.sums).rows_KN, moments.pair_sums.rows_KN]
     return sum(tensor.nbytes for tensor in tensors)
 
 
@@ -62,21 +64,23 @@ def test_no_size_is_a_number_of_retain_tokens() -> None:
 
 
 def test_moments_take_as_much_as_forecast() -> None:
-    num_systems, num_inputs, num_types = 2, 40, 50
-    ids = torch.arange(num_types)
-    shape = replace(
-        SMALL, num_systems=num_systems, num_inputs=num_inputs, num_forget_types=num_types
-    )
+    num_systems, num_inputs, num_types, num_pairs = 2, 40, 50, 100
+    gold_T = torch.arange(num_types).repeat(2)
+    alt_T = (gold_T + torch.arange(num_pairs) // num_types + 1) % num_types
+    shape = replace(SMALL, num_systems=num_systems, num_inputs=num_inputs)
+    shape = replace(shape, num_forget_types=num_types, num_forget_pairs=num_pairs)
     collected = [
-        KeyMoments.zeros(num_inputs, 64).update_(torch.ones(num_types, num_inputs), ids, ids)
+        KeyMoments.zeros(num_inputs, 64).update_(torch.ones(num_pairs, num_inputs), gold_T, alt_T)
         for _ in range(num_systems)
     ]
     taken = sum(nbytes(moments) for moments in collected)
-    assert forecast(shape).phases["collecting"]["moments"] == taken
+    phases = forecast(shape).phases
+    assert phases["collecting"]["moments"] + phases["collecting"]["sums by pair"] == taken
     retain = KeyMoments.zeros(num_inputs, 64, keeps_sums=False)
     # A second gram of the retain side, while the moments of several retain sets are added.
     of_a_system = nbytes(collected[0]) + 2 * nbytes(retain)
-    assert forecast(shape).phases["solving"]["moments of a system"] == of_a_system
+    solving = phases["solving"]
+    assert solving["moments of a system"] + solving["sums by pair"] == of_a_system
 
 
 def test_updates_and_the_weights_they_replace_take_no_more_than_forecast() -> None:

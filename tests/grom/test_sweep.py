@@ -26,6 +26,7 @@ from tests.reference import (
     MODELS,
     VOCAB,
     Tolerance,
+    dense_VVN,
     in_batches,
     random_rendered,
     reference_sequential_edit,
@@ -52,7 +53,7 @@ class Sweep:
     alternatives: dict[int, Tensor] = field(default_factory=dict)
 
     def run(self) -> tuple[dict[Site, LowRank], dict[str, KeyMoments], dict[str, KeyMoments]]:
-        plan = ForgetPlan(ALPHA_V, self.replace, self.reference)
+        plan = ForgetPlan(self.replace, self.reference)
         retain = self.held(RETAIN, self.hidden[0], None)
         return sweep(
             self.model, self.sites, retain, self.held(FORGET, self.hidden[1], plan), self.solve
@@ -98,15 +99,15 @@ def test_moments_are_those_of_the_model_with_the_layers_below_edited(
         with ExitStack() as stack:
             for below in sites[:number]:
                 stack.enter_context(edited(model, Edit({below: updates[below]})))
-            plan = ForgetPlan(ALPHA_V, True, adviser)
+            plan = ForgetPlan(True, adviser)
             expected = collect_moments(model, [site], FORGET, plan).moments[site.name]
             kept = collect_moments(model, [site], RETAIN).moments[site.name]
         # float32 keys, a layer's own block sums in float32.
         assert_close(forget[site.name].gram_NN, expected.gram_NN, rtol=1e-4, atol=1e-4)
-        assert_close(forget[site.name].alt_sums_dense(), expected.alt_sums_dense())
+        assert_close(dense_VVN(forget[site.name].pair_sums), dense_VVN(expected.pair_sums))
         assert_close(forget[site.name].sums_dense(), expected.sums_dense())
         assert_close(retain[site.name].gram_NN, kept.gram_NN, rtol=1e-4, atol=1e-4)
-        assert len(expected.alt_sums) > 0
+        assert len(expected.pair_sums) > 0
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -52,7 +52,7 @@ def forget_set(seed: int) -> tuple[Keys, Tensor, KeyMoments]:
     keys = random_keys(seed, 30)
     retain = random_keys(seed + 1, 50).gold_T.tolist()
     alpha_V = specificity_of(keys.gold_T.tolist(), retain, V)
-    return keys, alpha_V, keys.moments(alpha_V)
+    return keys, alpha_V, keys.moments()
 
 
 @given(seed=seeds, num_forget=st.integers(1, 40), num_retain=st.integers(0, 40))
@@ -146,14 +146,26 @@ def test_corruption_at_the_head_is_refused_with_the_setting_to_change() -> None:
         target_cross(moments, alpha_V, random_matrix(0, V, 5), TARGETS["corruption"], head=True)
 
 
-@given(seed=seeds)
-def test_a_replacement_keeps_the_alpha_of_its_collection(seed: int) -> None:
+@given(seed=seeds, factor=st.sampled_from([0.0, 0.5, 2.0]))
+def test_replacements_follow_the_alpha_of_the_target(seed: int, factor: float) -> None:
     _, alpha_V, moments = forget_set(seed)
     unembedding_VM = random_matrix(seed, V, M)
+    scaled_MN = replacement_cross(moments, factor * alpha_V, unembedding_VM)
+    expected_MN = factor * replacement_cross(moments, alpha_V, unembedding_VM)
+    assert_close(scaled_MN, expected_MN, **TIGHT)
+
+
+@given(seed=seeds)
+def test_a_replacement_that_was_given_its_weight_keeps_it(seed: int) -> None:
+    keys, alpha_V, moments = forget_set(seed)
+    fixed = KeyMoments.zeros(5, V)
+    fixed.update_(keys.keys_TN, keys.gold_T, keys.alt_T, alpha_V[keys.gold_T])
+    unembedding_VM = random_matrix(seed, V, M)
+    expected_MN = replacement_cross(moments, alpha_V, unembedding_VM)
+    assert_close(replacement_cross(fixed, alpha_V, unembedding_VM), expected_MN, **TIGHT)
     away_MN = suppression_cross(moments, alpha_V, unembedding_VM)
-    toward_MN = replacement_cross(moments, alpha_V, unembedding_VM) - away_MN
-    halved_MN = replacement_cross(moments, alpha_V / 2, unembedding_VM)
-    assert_close(halved_MN, away_MN / 2 + toward_MN, **TIGHT)
+    halved_MN = replacement_cross(fixed, alpha_V / 2, unembedding_VM)
+    assert_close(halved_MN, expected_MN - away_MN / 2, **TIGHT)
 
 
 def forms() -> dict[str, LowRank]:

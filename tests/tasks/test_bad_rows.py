@@ -14,7 +14,7 @@ import pytest
 
 from grom.config import DataConfig
 from grom.errors import DataError, EmptySet, GromError, MalformedRow, MissingInput
-from tasks import rows as reading
+from tasks import lines as reading
 from tasks.load import load_data
 from tasks.place import DataRef, Place
 from tests.tiny import CANARY, residue, write_rows

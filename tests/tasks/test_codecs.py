@@ -5,43 +5,23 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 from torch import Tensor
 
 from grom.apply import Edit
 from grom.errors import MissingInput
-from grom.moments import KeyMoments, compact
 from grom.sites import Site
 from grom.target import LowRank
-from tasks import codecs
 from tasks.codecs import (
     load_edit,
-    load_moments,
     read_json,
     read_table,
     save_edit,
-    save_moments,
     write_json,
     write_table,
 )
-
-SITE = "model.layers.7.mlp.down_proj"
-
-
-def moments(num_tokens: int = 60, *, keeps_sums: bool = True, alternatives: bool = True) -> Any:
-    """Moments of a few blocks of keys, N = 6 and V = 40."""
-    found = KeyMoments.zeros(6, 40, keeps_sums=keeps_sums)
-    for _ in range(3 if num_tokens else 0):
-        keys_TN = torch.randn(num_tokens, 6)
-        gold_T, alt_T = torch.randint(40, (2, num_tokens))
-        weights = torch.rand(num_tokens) if alternatives else None
-        found.update_(keys_TN, gold_T, alt_T if alternatives else None, weights)
-    return found
 
 
 def bits(tensor: Tensor) -> bytes:
@@ -49,74 +29,7 @@ def bits(tensor: Tensor) -> bytes:
     return tensor.contiguous().numpy().tobytes()
 
 
-def assert_same(left: KeyMoments, right: KeyMoments) -> None:
-    """Equal to the bit, order of tokens included."""
-    assert left.gram_NN.dtype == right.gram_NN.dtype
-    assert bits(left.gram_NN) == bits(right.gram_NN)
-    assert torch.equal(left.counts_V, right.counts_V)
-    assert (left.num_tokens, left.keeps_sums) == (right.num_tokens, right.keeps_sums)
-    for mine, theirs in ((left.sums, right.sums), (left.alt_sums, right.alt_sums)):
-        assert list(mine) == list(theirs)
-        assert compact(mine).vocab_size == compact(theirs).vocab_size
-        assert bits(compact(mine).rows_KN) == bits(compact(theirs).rows_KN)
-
-
-@pytest.mark.parametrize("keeps_sums", [True, False])
-@pytest.mark.parametrize("alternatives", [True, False])
-@pytest.mark.parametrize("num_tokens", [0, 1, 60])
-def test_moments_come_back_to_the_bit(
-    tmp_path: Path, keeps_sums: bool, alternatives: bool, num_tokens: int
-) -> None:
-    written = moments(num_tokens, keeps_sums=keeps_sums, alternatives=alternatives)
-    save_moments(tmp_path, SITE, written)
-    assert_same(load_moments(tmp_path, SITE), written)
-
-
-def test_row_groups_do_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = moments()
-    monkeypatch.setattr(codecs, "ROW_GROUP_BYTES", 3 * 6 * 8)
-    save_moments(tmp_path, SITE, written)
-    assert pq.ParquetFile(tmp_path / f"{SITE}.sums.parquet").num_row_groups > 10
-    assert_same(load_moments(tmp_path, SITE), written)
-
-
-def test_a_withdrawn_batch_survives_writing(tmp_path: Path) -> None:
-    written = moments() - moments(5)
-    save_moments(tmp_path, SITE, written)
-    assert_same(load_moments(tmp_path, SITE), written)
-
-
-def test_loaded_moments_go_on_adding(tmp_path: Path) -> None:
-    first, second = moments(), moments()
-    save_moments(tmp_path, SITE, first)
-    assert_same(load_moments(tmp_path, SITE) + second, first + second)
-
-
-def test_the_schemas_are_the_documented_ones(tmp_path: Path) -> None:
-    save_moments(tmp_path, SITE, moments())
-    schemas = {
-        part: str(pq.read_schema(tmp_path / f"{SITE}.{part}.parquet")).splitlines()
-        for part in ("counts", "sums", "alt")
-    }
-    assert schemas["counts"] == ["token: int32", "count: int64"]
-    vector = ["vector: fixed_size_list<element: double>[6]", "  child 0, element: double"]
-    assert schemas["sums"] == ["token: int32", "count: int64", *vector]
-    assert schemas["alt"] == ["token: int32", *vector]
-    assert sorted(path.name.removeprefix(SITE) for path in tmp_path.iterdir()) == [
-        ".alt.parquet", ".counts.parquet", ".gram.npy", ".json", ".sums.parquet",
-    ]  # fmt: skip
-
-
-def test_a_pickle_is_not_opened(tmp_path: Path) -> None:
-    save_moments(tmp_path, SITE, moments())
-    np.save(tmp_path / f"{SITE}.gram.npy", np.array([object()]), allow_pickle=True)
-    with pytest.raises(ValueError, match="allow_pickle=False"):
-        load_moments(tmp_path, SITE)
-
-
-def test_absent_moments_and_edits_are_named(tmp_path: Path) -> None:
-    with pytest.raises(MissingInput, match=SITE):
-        load_moments(tmp_path, SITE)
+def test_an_absent_edit_is_named(tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match=r"edit\.json"):
         load_edit(tmp_path)
 

@@ -152,7 +152,7 @@ def test_a_second_run_computes_nothing_again(run: Stages, caplog: pytest.LogCapt
         ({"strength": StrengthConfig(nats=2)}, True, True),
         ({"target": SUPPRESSION}, True, False),
         ({"select": SelectConfig(layers=(1,))}, False, False),
-        ({"collect": CollectConfig(batch_tokens=64)}, False, False),
+        ({"collect": CollectConfig(batch_tokens=64)}, False, True),
     ],
 )
 def test_only_what_a_setting_touches_is_computed_again(
