@@ -69,7 +69,8 @@ def test_of_the_prefixes_the_strongest_counts() -> None:
     assert result.verdict == "suppressed"
 
 
-RELEARNT = ({"rest": reading(0.9)}, {"rest": reading(0.1), "relearn": reading(0.4)})
+LEARNT = reading(0.4, details={"losses": [3.0, 0.1]})
+RELEARNT = ({"rest": reading(0.9)}, {"rest": reading(0.1), "relearn": LEARNT})
 
 
 @pytest.mark.parametrize(
