@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from datetime import date
@@ -21,6 +22,7 @@ from grom.errors import EmptyAnswer, ExampleTooLong
 logger = logging.getLogger(__name__)
 TODAY = date(2025, 4, 10)
 """What templates that ask for the day get, as in OpenUnlearning: numbers must not depend on it."""
+CLOCK = re.compile(r"strftime_now\(\s*['\"]([^'\"]*)['\"]")
 TEXT_START = 2
 """Running text: the first token is not predicted, and the first position, whose activations are
 huge and would dominate the ridge, gives no key."""
@@ -151,8 +153,8 @@ class Rendering:
             [{"role": "user", "content": prompt}],
             tokenize=False,
             add_generation_prompt=True,
+            chat_template=_dated(self.tokenizer.get_chat_template()),
             date_string=TODAY.strftime("%d %b %Y"),
-            strftime_now=TODAY.strftime,
         )
         return self._ids(text, template=True)
 
@@ -207,6 +209,16 @@ class Rendering:
         in an answer is spelt out."""
         found = self.tokenizer(text, add_special_tokens=False, split_special_tokens=not template)
         return list(found["input_ids"])
+
+
+def _dated(template: str) -> str:
+    """The template with a clock that stands still.  transformers hands templates its own
+    `strftime_now`, and no function of ours; a macro of that name comes before it."""
+    if "strftime_now" not in template:
+        return template
+    days = {how: TODAY.strftime(how) for how in CLOCK.findall(template)}
+    macro = "{%- macro strftime_now(how) -%}{{ " + repr(days) + ".get(how, '" + str(TODAY)
+    return macro + "') }}{%- endmacro -%}" + template
 
 
 def warn_without_template(tokenizer: Any) -> None:

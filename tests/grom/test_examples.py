@@ -249,3 +249,16 @@ def test_no_more_than_a_window_is_read_ahead() -> None:
 
     next(batches(source(), batch_tokens=16, window_examples=5, pad_id=PAD))
     assert read["examples"] == 5
+
+
+@pytest.mark.parametrize(
+    "template",
+    [
+        "{% if strftime_now('%Y-%m-%d') == '2025-04-10' %}ada{% else %}who{% endif %}",
+        "{% if date_string == '10 Apr 2025' %}ada{% else %}who{% endif %}",
+    ],
+)
+def test_a_template_that_asks_for_the_day_gets_the_same_one_every_day(template: str) -> None:
+    asked = rendering(template=True)
+    asked.tokenizer.chat_template = template
+    assert asked.prompt_ids("anything") == ids_of("ada")

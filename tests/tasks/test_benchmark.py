@@ -46,6 +46,7 @@ def test_a_limit_takes_so_many_rows_of_each_split(root: Path) -> None:
     assert found.num_rows["forget"] == 4
     whole = loaded(root).items()
     assert found.items() == [item for item in whole if item.row == 0]
+    assert {item.row for item in loaded(root, limit=2).items()} == {0, 2}  # spread evenly
     assert loaded(root, limit=4).digest == loaded(root).digest != found.digest
 
 

@@ -28,6 +28,10 @@ TEXT = "What?\nA. one\nB. two\nC. three\nD. four\nAnswer:"
         (ROW, 2),
         ({**ROW, "answer": "C"}, 2),
         ({**ROW, "answer": " 3 "}, 3),
+        ({**ROW, "answer": 1.0}, 1),
+        ({**ROW, "choices": "['one', 'two', 'three', 'four']"}, 2),
+        ({**ROW, "choices": "['one' \"two\"\n 'three' 'four']"}, 2),
+        ({"question": "What?", "answer": "B", **dict(zip("ABCD", OPTIONS, strict=True))}, 1),
         (
             {"question": "What?", "answer": "0", **{f"choice{at}": OPTIONS[at] for at in range(4)}},
             0,
