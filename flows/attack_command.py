@@ -58,7 +58,7 @@ def attack_model(
         int | None, typer.Option(min=1, help="Forget rows that are asked, spread evenly.")
     ] = None,
     relearn_steps: Annotated[
-        int | None, typer.Option(min=0, help="Optimiser steps of relearning.")
+        int | None, typer.Option(min=1, help="Optimiser steps of relearning.")
     ] = None,
     work: Annotated[Path, typer.Option(help="Work folder.")] = Path("grom-work"),
     quiet: Annotated[bool, typer.Option(help="Only warnings and the result.")] = False,
@@ -68,15 +68,10 @@ def attack_model(
         prepare_environment(work)
         from flows.attack import attack
 
+        columns = {"prompt": prompt, "answer": answer, "paraphrase": paraphrase}
         data = None
         if forget is not None:
-            data = DataConfig(
-                uri=forget,
-                prompt=prompt,
-                answer=answer,
-                paraphrase=paraphrase,
-                group_rows=group_rows,
-            )
+            data = DataConfig(uri=forget, group_rows=group_rows, **columns)
         how: dict[str, Any] = {"quantise_head": head, "max_examples": limit}
         how["attacks"] = [name.strip() for name in attacks.split(",")] if attacks else None
         how["relearn"] = None if relearn_steps is None else {"steps": relearn_steps}

@@ -14,10 +14,10 @@ import torch
 from torch import Tensor, nn
 
 from grom.apply import Edit, edited
+from grom.batches import Batch
 from grom.config import AutoStrength, StrengthConfig
 from grom.errors import NothingToForget
 from grom.evaluate import mean_score, score_hidden
-from grom.examples import Batch
 from grom.forward import recorded_inputs, run, starting_at
 from grom.moments import KeyMoments
 from grom.sites import decoder_layers, final_gain_D, norm_centres, unembedding_VD

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
+from grom.batches import Batch
 from grom.errors import NonFiniteKeys
-from grom.examples import Batch
 from grom.forward import best_other_T, recorded_inputs, run
 from grom.moments import BLOCK_TOKENS, KeyMoments
 from grom.sites import Site, final_norm, norm_centres, unembedding_VD

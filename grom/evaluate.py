@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from grom.examples import Batch, Rendered
+from grom.batches import Batch
+from grom.examples import Rendered
 from grom.forward import TokenScores, answer_logits, logits_from, token_scores
 from grom.metrics.membership import min_k, min_k_plus_plus
 from grom.metrics.memorisation import exact_memorisation, extraction_strength

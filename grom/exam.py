@@ -13,10 +13,11 @@ from typing import Any
 
 from torch import nn
 
+from grom.batches import Batch, batches
 from grom.config import CollectConfig
 from grom.errors import ExampleTooLong
 from grom.evaluate import ExampleScore, score_stream
-from grom.examples import Batch, Rendered, Rendering, batches
+from grom.examples import Rendered, Rendering
 from grom.generate import BATCH_PROMPTS, Generated, Limits, generate_stream
 from grom.items import LETTER_COLUMNS, Item, ItemResult, example_of
 from grom.letters import LETTERS, letter_ids, letter_stream

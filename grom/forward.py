@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from grom.examples import Batch
+from grom.batches import Batch
 from grom.sites import answer_logits_TV, decoder_layers, is_known, trunk
 
 LOGIT_BLOCK = 128

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
-from grom.examples import Batch
+from grom.batches import Batch
 from grom.forward import LOGIT_BLOCK, recorded_inputs, run
 from grom.sites import answer_logits_TV, decoder_layers, final_norm, unembedding_VD
 

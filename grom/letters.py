@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor, nn
 
+from grom.batches import Batch
 from grom.errors import ConfigError
-from grom.examples import Batch, Rendering
+from grom.examples import Rendering
 from grom.forward import answer_logits
 from grom.sites import device_of
 

@@ -15,7 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from grom.examples import Batch, Rendered, make_batch
+from grom.batches import Batch, make_batch
+from grom.examples import Rendered
 from grom.sites import answer_logits_TV, family_of, trunk, unembedding_VD
 
 

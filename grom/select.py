@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
+from grom.batches import Batch
 from grom.collect import spread_T
 from grom.errors import ConfigError
-from grom.examples import Batch
 from grom.forward import recorded_inputs, recorded_outputs, run
 from grom.sites import (
     Site,

@@ -15,8 +15,8 @@ from contextlib import ExitStack
 from torch import Tensor, nn
 
 from grom.apply import Edit, edited
+from grom.batches import Batch
 from grom.collect import Collected, Collector, ForgetPlan
-from grom.examples import Batch
 from grom.forward import best_other_T, recorded_inputs, run, starting_at
 from grom.moments import KeyMoments
 from grom.sites import Site, decoder_layers, unembedding_VD

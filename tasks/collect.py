@@ -11,10 +11,10 @@ from typing import Any
 
 from prefect import task
 
+from grom.batches import Batch
 from grom.collect import Collected, ForgetPlan, collect_moments
 from grom.config import CollectConfig, TargetConfig
 from grom.errors import ConfigError
-from grom.examples import Batch
 from grom.merge import merged
 from grom.moments import KeyMoments
 from grom.sites import unembedding_VD

@@ -15,6 +15,7 @@ from grom.examples import Example
 from grom.gate import FORGET
 from grom.generate import generate
 from grom.metrics.health import generation_health
+from tasks.artifacts import Artifact
 from tasks.codecs import read_json, write_json, write_table
 from tasks.models import OpenModel, open_model
 from tasks.place import DataRef, Part, Place, ScoreRef
@@ -82,6 +83,10 @@ def evaluate(
         write_json(out / "scores.json", found)
 
     artifact, _ = place.cached("evaluate", facts, write)
+    return _reference(label, artifact, place)
+
+
+def _reference(label: str, artifact: Artifact, place: Place) -> ScoreRef:
     found = read_json(place.fetch(artifact) / "scores.json")
     measured = {
         name: {key: value for key, value in score.items() if key != "name"}

@@ -14,14 +14,14 @@ from grom.benchmarks.benchmark import Answers
 from grom.config import CollectConfig, Config
 from grom.exam import take_exam
 from grom.examples import warn_without_template
-from grom.items import ItemResult
+from grom.items import Item, ItemResult
 from grom.metrics import Metric
 from grom.report import MetricTable, metric_table
 from tasks.artifacts import Artifact, artifact_key
 from tasks.benchmark import BenchmarkRef, benchmark_of
 from tasks.codecs import read_json, read_table, write_json, write_table
 from tasks.journal import Journal
-from tasks.models import open_model, pad_id
+from tasks.models import OpenModel, open_model, pad_id
 from tasks.place import ModelRef, Place
 from tasks.progress import counted
 
@@ -86,22 +86,9 @@ def examine(
             quantise_head=quantise_head,
             editable=False,
         )
-        items, key = benchmark.items(), artifact_key("evaluate", facts).replace("/", "-")
-        if any(not item.plain for item in items):
-            warn_without_template(opened.rendering.tokenizer)
+        key = artifact_key("evaluate", facts).replace("/", "-")
         journal = Journal(Path(place.work) / "scratch" / "journals" / f"{key}.jsonl")
-        done = set(journal.found)
-        asked = take_exam(
-            opened.model,
-            opened.rendering,
-            items,
-            collect,
-            pad_id=pad_id(opened.rendering),
-            done=done,
-        )
-        for _ in counted(journal.record(asked), phase, len(items), lambda _: 1, len(done)):
-            pass
-        results = [journal.found[position] for position in range(len(items))]
+        results = _ask(opened, benchmark.items(), collect, journal, phase)
         write_table(out / RESULTS, results, ItemResult)
         dtype = str(next(opened.model.parameters()).dtype).removeprefix("torch.")
         details = {
@@ -119,6 +106,21 @@ def examine(
     return ExamRef(
         artifact=artifact, label=label, dtype=found["dtype"], seconds=seconds, reused=reused
     )
+
+
+def _ask(
+    opened: OpenModel, items: list[Item], collect: CollectConfig, journal: Journal, phase: str
+) -> list[ItemResult]:
+    """Results of all items in order; those that the journal has are not asked again."""
+    if any(not item.plain for item in items):
+        warn_without_template(opened.rendering.tokenizer)
+    done = set(journal.found)
+    asked = take_exam(
+        opened.model, opened.rendering, items, collect, pad_id=pad_id(opened.rendering), done=done
+    )
+    for _ in counted(journal.record(asked), phase, len(items), lambda _: 1, len(done)):
+        pass
+    return [journal.found[position] for position in range(len(items))]
 
 
 def metrics_of(exams: Exams, place: Place) -> dict[str, list[Metric]]:

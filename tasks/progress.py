@@ -20,7 +20,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
-from grom.examples import Batch
+from grom.batches import Batch
 
 Passing = TypeVar("Passing")
 ARTIFACT_SECONDS = 3.0

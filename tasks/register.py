@@ -130,15 +130,9 @@ def register(
     conditions = judge(gate, evidence_of(scores, attacks))
     passed = all(condition.passed for condition in conditions)
     tags = {
-        "base_model": model.source,
-        "base_fingerprint": model.fingerprint,
-        "batch": sets["forget"][0].digest[:16],
         "gate": "passed" if passed else "failed",
-        "git_sha": git_sha(),
-        "prefect.flow_run_id": str(flow_run.get_id()),
-        "edit": edit.artifact.key,
-        "nats": f"{calibrated.nats:.4g}",
-        "stopped_by": calibrated.stopped_by,
+        "batch": sets["forget"][0].digest[:16],
+        **_origin(model, edit, calibrated),
     }
     found = Findings(
         name=run.name,
@@ -173,6 +167,19 @@ def register(
         conditions=tuple(table),
         attacks=tuple(asdict(attack) for attack in attacks),
     )
+
+
+def _origin(model: ModelRef, edit: EditRef, calibrated: CalibrationRef) -> dict[str, str]:
+    """What a version was made from and how, as tags."""
+    return {
+        "base_model": model.source,
+        "base_fingerprint": model.fingerprint,
+        "git_sha": git_sha(),
+        "prefect.flow_run_id": str(flow_run.get_id()),
+        "edit": edit.artifact.key,
+        "nats": f"{calibrated.nats:.4g}",
+        "stopped_by": calibrated.stopped_by,
+    }
 
 
 def log_data(run: TrackedRun, sets: Sets) -> None:

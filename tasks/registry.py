@@ -96,12 +96,16 @@ def register_checkpoint(
                 client.set_logged_model_tags(made["model_id"], {"mlflow.modelVersions": link})
         for key, value in tags.items():
             client.set_model_version_tag(name, str(version.version), key, value)
-        if deserved:
-            client.set_registered_model_alias(name, alias, str(version.version))
-        elif alias in client.get_model_version(name, str(version.version)).aliases:
-            client.delete_registered_model_alias(name, alias)
+        _grant(client, name, str(version.version), alias, deserved)
     number = str(version.version)
     return Version(name, number, f"models:/{name}/{number}")
+
+
+def _grant(client: MlflowClient, name: str, number: str, alias: str, deserved: bool) -> None:
+    if deserved:
+        client.set_registered_model_alias(name, alias, number)
+    elif alias in client.get_model_version(name, number).aliases:
+        client.delete_registered_model_alias(name, alias)
 
 
 def registered_folder(tracking: Tracking, work: Path, uri: str) -> Path:

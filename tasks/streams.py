@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from grom.batches import Batch, batches
 from grom.config import CollectConfig
-from grom.examples import Batch, Rendered, Rendering, batches
+from grom.examples import Rendered, Rendering
 from tasks.models import pad_id
 from tasks.place import DataRef, Part
 

@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any, get_args
 
 from grom.attack_config import AttackConfig, Quantisation
+from grom.batches import Batch, batches
 from grom.config import CollectConfig, Config
 from grom.errors import ConfigError, ExampleTooLong
 from grom.evaluate import ExampleScore, mean_score, score_examples
-from grom.examples import Batch, Example, Rendered, Rendering, batches
+from grom.examples import Example, Rendered, Rendering
 from grom.lens import read_layers
 from grom.prompts import PREFIXES, with_fact_stated, with_prefix
 from grom.prune import pruned

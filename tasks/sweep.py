@@ -13,9 +13,9 @@ from prefect import task
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from grom.batches import Batch
 from grom.collect import ForgetPlan
 from grom.config import CollectConfig, RidgeConfig, TargetConfig
-from grom.examples import Batch
 from grom.moments import KeyMoments
 from grom.sites import Site
 from grom.sweep import Held, sweep

@@ -14,8 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from grom.apply import Edit
 from grom.attack import AttackResult
 from grom.attack_config import AttackConfig, AttackName, RelearnConfig
+from grom.batches import Batch, batches
 from grom.config import CollectConfig, DataConfig, ModelConfig
-from grom.examples import Batch, Rendering, batches
+from grom.examples import Rendering
 from grom.prune import layer_linears
 from grom.quantize import Scheme, quantise, round_trip
 from grom.relearn import answer_loss

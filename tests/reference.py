@@ -14,8 +14,9 @@ import torch
 from torch import Tensor, nn
 from transformers import CONFIG_MAPPING, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from grom.batches import Batch, batches
 from grom.config import RidgeConfig
-from grom.examples import Batch, Rendered, batches
+from grom.examples import Rendered
 from grom.moments import KeyMoments
 from grom.sites import Site
 from grom.sums import PairSums

@@ -28,9 +28,9 @@ from torch import Tensor
 
 from flows.presets import tofu_smollm2
 from grom.apply import Edit, edited
+from grom.batches import Batch
 from grom.collect import ForgetPlan, collect_moments
 from grom.config import CollectConfig, RidgeConfig, TargetConfig
-from grom.examples import Batch
 from grom.forward import recorded_inputs, run
 from grom.moments import KeyMoments
 from grom.sites import Site, find_sites, unembedding_VD

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from grom.batches import Batch
 from grom.evaluate import MIN_K, score_examples
-from grom.examples import Batch
 from grom.metrics import exact_memorisation, extraction_strength, min_k, min_k_plus_plus, zlib_score
 
 Metrics = dict[str, Callable[[Tensor, Tensor, Batch, int], float]]

@@ -12,7 +12,7 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 import grom.forward
-from grom.examples import Batch, make_batch
+from grom.batches import Batch, make_batch
 from grom.forward import (
     answer_hidden_TD,
     answer_logits,

@@ -8,8 +8,9 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from torch.testing import assert_close
 from transformers import PreTrainedTokenizerFast
 
+from grom.batches import batches
 from grom.errors import ConfigError
-from grom.examples import Example, Rendering, batches
+from grom.examples import Example, Rendering
 from grom.letters import letter_ids, letter_stream
 from tests.grom.test_generate import rendering
 from tests.reference import PAD, tiny_model

@@ -14,9 +14,9 @@ from torch.testing import assert_close
 from transformers import PreTrainedModel
 
 from grom.apply import Edit, edited
+from grom.batches import Batch
 from grom.collect import ForgetPlan, collect_moments
 from grom.config import RidgeConfig
-from grom.examples import Batch
 from grom.moments import KeyMoments
 from grom.sites import Site, find_sites, mlp_modules, unembedding_VD
 from grom.solve import solve_edit
