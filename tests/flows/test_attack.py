@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import logging
-import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -112,19 +109,6 @@ def test_the_table_says_attack_numbers_verdict_and_why() -> None:
     text = " ".join(captured.get().split())
     for word in ("nf4", "0.900", "0.500", "50%", "suppressed", "int8", "not tested", "head only"):
         assert word in text
-
-
-@pytest.fixture
-def own_environment() -> Iterator[None]:
-    """The command line sets variables and log levels for its process."""
-    before = dict(os.environ)
-    loggers = [logging.getLogger(name) for name in ("grom", "tasks", "flows", "alembic")]
-    levels = [logger.level for logger in loggers]
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
 
 
 @pytest.mark.usefixtures("own_environment")

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import json
-import logging
-import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,17 +21,7 @@ from tests.tiny import CANARY, residue, tiny_config, write_rows
 README = (ROOT / "README.md").read_text()
 
 
-@pytest.fixture(autouse=True)
-def own_environment() -> Iterator[None]:
-    """The command line sets variables and log levels for its process."""
-    before = dict(os.environ)
-    loggers = [logging.getLogger(name) for name in ("grom", "tasks", "flows", "alembic")]
-    levels = [logger.level for logger in loggers]
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+pytestmark = pytest.mark.usefixtures("own_environment")
 
 
 def grom(*arguments: str) -> Result:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import logging
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,18 +17,7 @@ from grom.metrics import Metric
 from tests.exams import write_tofu
 from tests.tiny import CANARY, checkpoint
 
-
-@pytest.fixture(autouse=True)
-def own_environment() -> Iterator[None]:
-    """The command line sets variables and log levels for its process."""
-    before = dict(os.environ)
-    loggers = [logging.getLogger(name) for name in ("grom", "tasks", "flows", "alembic")]
-    levels = [logger.level for logger in loggers]
-    yield
-    os.environ.clear()
-    os.environ.update(before)
-    for logger, level in zip(loggers, levels, strict=True):
-        logger.setLevel(level)
+pytestmark = pytest.mark.usefixtures("own_environment")
 
 
 def grom(*arguments: str) -> Result:
