@@ -42,8 +42,8 @@ class BenchmarkConfig(Config):
     """Rows per split that are asked about, spread evenly; not given: all."""
 
 
-class UnlearnConfig(Config):
-    """One unlearning run, whole."""
+class JobConfig(Config):
+    """What every unlearning job needs, whatever says what is to be forgotten."""
 
     name: str = "unlearn"
     """Short name: letters, digits and hyphens.  Names the run and the registered model."""
@@ -54,8 +54,6 @@ class UnlearnConfig(Config):
     asked what to say instead, and its level of forgetting is the one to reach."""
     retrained: ModelConfig | None = None
     """A model trained without the forget set: if given, the level to reach is its level."""
-    forget: DataConfig
-    """What must be forgotten."""
     retain: DataConfig
     """What must be kept."""
     background: DataConfig | None = None
@@ -107,6 +105,13 @@ class UnlearnConfig(Config):
         return name
 
 
+class UnlearnConfig(JobConfig):
+    """One unlearning run, whole."""
+
+    forget: DataConfig
+    """What must be forgotten."""
+
+
 class RepeatedKey(yaml.constructor.ConstructorError):
     """Two equal keys in one mapping."""
 
@@ -136,6 +141,15 @@ def read_config(path: Path) -> UnlearnConfig:
     """
     if not path.is_file():
         raise ConfigError(f"{path}: no such file, and no preset of that name; see `grom presets`")
+    return read_settings(UnlearnConfig, path, "`grom schema` prints all settings.")
+
+
+def read_settings(kind: type[Settings], path: Path, cure: str) -> Settings:
+    """Read settings of a kind from a YAML file that is there.
+
+    Raises:
+        ConfigError: not YAML, or a setting is wrong; names the setting.
+    """
     try:
         values: Any = yaml.load(path.read_text(encoding="utf-8"), Loader=StrictLoader)
     except (yaml.YAMLError, UnicodeDecodeError) as error:
@@ -147,7 +161,7 @@ def read_config(path: Path) -> UnlearnConfig:
         raise ConfigError(f"{path}{line}: {what}") from error
     if not isinstance(values, dict):
         raise ConfigError(f"{path}: expected settings by name, like `model:` and `forget:`")
-    return checked(UnlearnConfig, values, str(path), "`grom schema` prints all settings.")
+    return checked(kind, values, str(path), cure)
 
 
 def checked(kind: type[Settings], values: object, where: str, cure: str = "") -> Settings:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,6 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.terminal import console, readable_errors
+from grom.errors import GromError
 
 if TYPE_CHECKING:
     from tasks.batches import BatchStatus
@@ -38,6 +40,10 @@ def submit_batch(
         str | None,
         typer.Option(help="Name of the batch, without personal data; else its content names it."),
     ] = None,
+    ring: Annotated[
+        str | None,
+        typer.Option(help="Also tell this service, by its name, so that it need not sweep first."),
+    ] = None,
 ) -> None:
     """Check files of deletion requests and put them into the inbox as one batch."""
     from tasks.submit import submit
@@ -49,6 +55,8 @@ def submit_batch(
             console.print(f"submitted {submitted.batch}: {what}", highlight=False)
         else:
             console.print(f"{submitted.batch} was there already: {what}; nothing was uploaded")
+        if ring is not None:
+            _announce(submitted.batch, ring)
         console.print(f"look: grom status {submitted.batch} --store {store}", soft_wrap=True)
 
 
@@ -75,6 +83,20 @@ def retry_batch(
     with readable_errors():
         retry(batch, _open(store))
         console.print(f"{batch} waits again; the next sweep takes it up")
+
+
+def _announce(batch: str, name: str) -> None:
+    """The batch is in the inbox either way, so a server that is down is no failure."""
+    os.environ.setdefault("DO_NOT_TRACK", "1")
+    from tasks.doorbell import announce
+
+    try:
+        announce(batch, name)
+    except GromError as error:
+        console.print(Text(f"{name} was not told: {error}", "yellow"), soft_wrap=True)
+        console.print("its next sweep finds the batch")
+    else:
+        console.print(f"told {name}", highlight=False)
 
 
 def _open(store: str, probe: bool = False) -> Bucket:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from prefect import flow
 
-from flows.config import UnlearnConfig
+from flows.config import JobConfig, UnlearnConfig
 from flows.evaluate import find_benchmark
 from grom.config import Config
 from grom.pictures import EDITED, RETRAINED, UNEDITED
@@ -119,7 +119,7 @@ def of_sweep(frozen: CalibrationRef, edit: EditRef) -> CalibrationRef:
     return frozen.model_copy(update={"nats": nats, "stopped_by": stopped_by})
 
 
-def measured_sets(cfg: UnlearnConfig, forget: DataRef, retain: DataRef, place: Place) -> Sets:
+def measured_sets(cfg: JobConfig, forget: DataRef, retain: DataRef, place: Place) -> Sets:
     """The sets that are measured, by name: what is forgotten, what is kept, and further ones."""
     sets: Sets = {
         "forget": (forget, "all"),
@@ -134,7 +134,7 @@ def measured_sets(cfg: UnlearnConfig, forget: DataRef, retain: DataRef, place: P
 
 
 def score_all(
-    cfg: UnlearnConfig,
+    cfg: JobConfig,
     model: ModelRef,
     level: ModelRef | None,
     sites: SitesRef,
@@ -166,7 +166,7 @@ def score_all(
 
 
 def examine_all(
-    cfg: UnlearnConfig, model: ModelRef, level: ModelRef | None, edited: CheckpointRef, place: Place
+    cfg: JobConfig, model: ModelRef, level: ModelRef | None, edited: CheckpointRef, place: Place
 ) -> Exams | None:
     """The configured benchmark on the unedited, the edited and the retrained model, if any."""
     if cfg.benchmark is None:

@@ -19,11 +19,11 @@ from pydantic import BaseModel, ConfigDict
 from grom.errors import DataError, NotEnoughDisk
 
 SCHEMA = {
-    "load": 1,
-    "count": 1,
+    "load": 2,
+    "count": 2,
     "select": 1,
     "collect": 2,
-    "solve": 2,
+    "solve": 3,
     "calibrate": 1,
     "apply": 1,
     "evaluate": 3,

@@ -11,7 +11,7 @@ import contextlib
 import hashlib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO, Literal, Protocol, runtime_checkable
 from uuid import uuid4
 
 import fsspec
@@ -40,6 +40,22 @@ class Entry:
 
     name: str
     num_bytes: int
+    modified: float
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Bytes that a store keeps and no listing of objects shows."""
+
+    name: str
+    """The object that it was, or was to become."""
+    kind: Literal["version", "marker", "upload", "draft", "hidden"]
+    """An old version, the mark of a deletion, an upload in parts that was not ended, a file of a
+    writer that was killed, a hidden file of somebody else."""
+    key: str
+    """What names it in the store beside the object."""
+    num_bytes: int
+    """0 if the store does not say."""
     modified: float
 
 
@@ -72,13 +88,24 @@ class Backend(Protocol):
         """Remove the object if it is there."""
 
     def entries(self, folder: str) -> list[Entry]:
-        """All objects below a folder, never from a cache."""
+        """All objects below a folder, or below the root if it is empty, never from a cache."""
 
     def now(self) -> float:
         """The store's clock, in seconds since 1970."""
 
     def reopen(self) -> None:
         """Forget sessions and credentials."""
+
+
+@runtime_checkable
+class KeepsLeftovers(Protocol):
+    """A backend whose store may hold more than its listings show."""
+
+    def leftovers(self, folder: str) -> list[Leftover]:
+        """All of them below a folder, or below the root if it is empty."""
+
+    def drop(self, leftover: Leftover) -> None:
+        """Remove it for ever, if it is there."""
 
 
 class PlainBackend:

@@ -174,9 +174,12 @@ def _status(
             owner=seen.record.owner,
             token=seen.record.token,
             run=seen.record.run,
+            note="waits for approval" if seen.record.expires_as else None,
         )
     note = None
-    if seen is not None and not seen.record.released:
+    if seen is not None and seen.record.released and seen.record.note:
+        note = f"the last run gave it back: {seen.record.note}"
+    elif seen is not None and not seen.record.released:
         note = f"the lease of {seen.record.owner} ran out; the next worker takes over"
     if arrival is None:
         return BatchStatus(batch, "waiting", is_ready=False, note="its files are gone")

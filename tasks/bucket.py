@@ -19,7 +19,7 @@ import fsspec
 from fsspec.implementations.local import LocalFileSystem
 
 from grom.errors import ConfigError, GromError
-from tasks.backends import Backend, Entry, Found, PlainBackend, TooLarge
+from tasks.backends import Backend, Entry, Found, KeepsLeftovers, Leftover, PlainBackend, TooLarge
 from tasks.folder import LocalBackend
 from tasks.retries import Patience, kind_of, patiently
 from tasks.s3 import S3Backend
@@ -177,10 +177,27 @@ class Bucket:
         """Remove an object; one that is not there is no error."""
         self._patiently(lambda: self.backend.delete(_inside(name)))
 
-    def entries(self, folder: str) -> list[Entry]:
-        """All objects below a folder, by name, never from a cache."""
-        found = self._patiently(lambda: self.backend.entries(_inside(folder)))
+    def entries(self, folder: str | None) -> list[Entry]:
+        """All objects below a folder, or anywhere, by name, never from a cache."""
+        below = "" if folder is None else _inside(folder)
+        found = self._patiently(lambda: self.backend.entries(below))
         return sorted(found, key=lambda entry: entry.name)
+
+    def leftovers(self, folder: str | None = None) -> list[Leftover]:
+        """What the store keeps below a folder, or anywhere, and `entries` does not show, by name.
+
+        Only S3 and local folders can say.
+        """
+        below, backend = "" if folder is None else _inside(folder), self.backend
+        if not isinstance(backend, KeepsLeftovers):
+            return []
+        return sorted(self._patiently(lambda: backend.leftovers(below)), key=lambda one: one.name)
+
+    def drop(self, leftover: Leftover) -> None:
+        """Remove a leftover for ever; one that is not there is no error."""
+        backend = self.backend
+        if isinstance(backend, KeepsLeftovers):
+            self._patiently(lambda: backend.drop(leftover))
 
     def now(self) -> float:
         """The store's own clock, in seconds since 1970."""

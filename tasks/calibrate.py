@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ from tasks.progress import tracked
 from tasks.streams import batch_stream
 
 logger = logging.getLogger(__name__)
+EARLIER = "earlier batches"
 
 
 @task(tags=["gpu"])
@@ -49,16 +50,24 @@ def calibrate(
     collect: CollectConfig,
     place: Place,
     reference: ModelRef | None = None,
+    at_least_nats: float | None = None,
 ) -> CalibrationRef:
-    """Find the strength, or take the one that is given.  Returns it with its curve's reference."""
+    """Find the strength, or take the one that is given.  Returns it with its curve's reference.
+
+    Args:
+        at_least_nats: strength that batches without text at hand were forgotten with; a search
+            goes no lower, and may find that the text at hand needs none.
+    """
     auto = strength.search
-    facts = {
+    facts: dict[str, Any] = {
         "edit": edit.artifact.key,
         "strength": strength.model_dump(mode="json"),
         "forget": forget.facts,
         "retain": retain.facts,
         "reference": reference and reference.fingerprint,
     }
+    if auto is not None and at_least_nats is not None:
+        facts["at_least_nats"] = at_least_nats
 
     def write(folder: Path) -> None:
         if edit.nats_per_beta <= 0:
@@ -71,13 +80,11 @@ def calibrate(
         else:
             probes = Probes(model, forget, retain, counted, auto, collect)
             found = probes.search(edit, sites, place, reference)
-            assert found.before is not None
-            assert found.target_probability is not None
-            if found.before.forget_probability <= found.target_probability:
-                raise AlreadyForgotten(found.before.forget_probability, found.target_probability)
-            if found.nats == 0:
-                assert found.floor_probability is not None
-                raise FloorTooHigh(found.floor_probability, found.before.held_out_probability)
+            if at_least_nats is None:
+                _refuse_no_strength(found)
+            elif found.nats < at_least_nats:
+                beta = at_least_nats / edit.nats_per_beta
+                found = replace(found, nats=at_least_nats, beta=beta, stopped_by=EARLIER)
         write_json(folder / "calibration.json", asdict(found))
 
     artifact, _ = place.cached("calibrate", facts, write)
@@ -91,6 +98,22 @@ def calibrate(
     return CalibrationRef(
         artifact=artifact, beta=found["beta"], nats=found["nats"], stopped_by=found["stopped_by"]
     )
+
+
+def _refuse_no_strength(found: Calibration) -> None:
+    """Raise if the search ended with no strength at all.
+
+    Raises:
+        AlreadyForgotten: the forget set is at its level without an edit.
+        FloorTooHigh: no strength keeps held-out retain above the floor.
+    """
+    assert found.before is not None
+    assert found.target_probability is not None
+    if found.before.forget_probability <= found.target_probability:
+        raise AlreadyForgotten(found.before.forget_probability, found.target_probability)
+    if found.nats == 0:
+        assert found.floor_probability is not None
+        raise FloorTooHigh(found.floor_probability, found.before.held_out_probability)
 
 
 class Probes:

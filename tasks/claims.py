@@ -57,8 +57,12 @@ class Record(BaseModel):
     token: int = Field(ge=1)
     lease_s: float = Field(gt=0)
     run: str | None = None
-    """The run that works on it; None before it starts."""
+    """The run that works on it; None before it starts.  Who takes it over goes on with that."""
     released: bool = False
+    note: str | None = None
+    """Why it was given back; quotes no row."""
+    expires_as: str | None = None
+    """The reason why the batch fails if this lease runs out; not given: it is free again then."""
     outcome: Outcome | None = None
     nonce: str = ""
     """Tells two writes apart."""
@@ -111,7 +115,7 @@ def claim(batch: str, owner: str, bucket: Bucket, lease_s: float = LEASE_S) -> C
         lease_s: how long, without renewal, until another may take it over.
 
     Returns:
-        the claim, or None: another worker has the batch, or it is done or failed.
+        the claim, or None: another worker has the batch, or it is done or failed, now say.
     """
     plain_batch(batch)
     seen = look(batch, bucket)
@@ -126,12 +130,22 @@ def claim(batch: str, owner: str, bucket: Bucket, lease_s: float = LEASE_S) -> C
     free = seen.record.released or seen.record.owner == owner or seen.has_run_out(bucket.now())
     if not free:
         return None
-    record = Record(batch=batch, owner=owner, token=seen.record.token + 1, lease_s=lease_s)
-    return _swapped(record, seen.version, bucket)
+    run = seen.record.run
+    record = Record(batch=batch, owner=owner, token=seen.record.token + 1, lease_s=lease_s, run=run)
+    taken = _swapped(record, seen.version, bucket)
+    reason = seen.record.expires_as
+    if taken is not None and reason is not None and seen.record.owner != owner:
+        fail(taken, bucket, reason)
+        return None
+    return taken
 
 
 def renew(
-    held: Claim, bucket: Bucket, run: str | None = None, lease_s: float | None = None
+    held: Claim,
+    bucket: Bucket,
+    run: str | None = None,
+    lease_s: float | None = None,
+    expires_as: str | None = None,
 ) -> Claim:
     """Begin the lease anew.
 
@@ -140,6 +154,7 @@ def renew(
         bucket: the store.
         run: from now on this run works on it.
         lease_s: another length, for a long pause say.
+        expires_as: see `Record`.
 
     Raises:
         LeaseLost: another worker has it.
@@ -147,17 +162,18 @@ def renew(
     changes: dict[str, Any] = {
         "run": run or held.record.run,
         "lease_s": lease_s or held.record.lease_s,
+        "expires_as": expires_as or held.record.expires_as,
     }
     return _kept(held, changes, bucket)
 
 
-def release(held: Claim, bucket: Bucket) -> None:
-    """Give a batch back without an outcome.
+def release(held: Claim, bucket: Bucket, note: str | None = None) -> None:
+    """Give a batch back without an outcome; `note` says why and must quote no row.
 
     Raises:
         LeaseLost: another worker has it already.
     """
-    _kept(held, {"released": True, "run": None}, bucket)
+    _kept(held, {"released": True, "note": note}, bucket)
 
 
 def finish(
@@ -205,7 +221,14 @@ def look(batch: str, bucket: Bucket) -> Seen | None:
 
 def reopen(seen: Seen, bucket: Bucket) -> bool:
     """Make a failed batch free again, under the next token; False if it changed meanwhile."""
-    changes = {"released": True, "outcome": None, "run": None, "token": seen.record.token + 1}
+    changes = {
+        "released": True,
+        "outcome": None,
+        "run": None,
+        "note": None,
+        "expires_as": None,
+        "token": seen.record.token + 1,
+    }
     record = seen.record.model_copy(update=changes)
     return _swapped(record, seen.version, bucket) is not None
 

@@ -17,6 +17,7 @@ from grom.generate import generate
 from grom.metrics.health import generation_health
 from tasks.artifacts import Artifact
 from tasks.codecs import read_json, write_json, write_table
+from tasks.count import counts_of
 from tasks.models import OpenModel, open_model
 from tasks.place import DataRef, Part, Place, ScoreRef
 from tasks.progress import tracked
@@ -72,7 +73,9 @@ def evaluate(
         )
         summary: dict[str, Any] = {}
         for name, (data, part) in sets.items():
-            scores = _score(opened, data, part, config, collect, f"evaluate {label}: {name}")
+            total = counts_of(opened.rendering, data, part, place).num_examples
+            phase = f"evaluate {label}: {name}"
+            scores = _score(opened, data, part, total, config, collect, phase)
             write_table(out / f"{name.replace(' ', '_')}.parquet", scores, ExampleScore)
             summary[name] = asdict(mean_score(name, scores))
         found = {
@@ -107,14 +110,13 @@ def _score(
     opened: OpenModel,
     data: DataRef,
     part: Part,
+    total: int,
     config: EvaluateConfig,
     collect: CollectConfig,
     phase: str,
 ) -> Any:
-    rendering = opened.rendering
-    total = sum(1 for _ in rendering.render_all(data.examples(part)))
     sample = (config.max_examples, total)
-    stream = batch_stream(rendering, data, collect, part=part, sample=sample)
+    stream = batch_stream(opened.rendering, data, collect, part=part, sample=sample)
     return score_examples(opened.model, tracked(stream, phase, min(*sample)))
 
 

@@ -7,6 +7,7 @@ import errno
 import fcntl
 import hashlib
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -16,7 +17,10 @@ from uuid import uuid4
 
 from grom.errors import DataError
 from tasks import artifacts
-from tasks.backends import Entry, Found, TooLarge, copy_blocks
+from tasks.backends import Entry, Found, Leftover, TooLarge, copy_blocks
+
+LOCK = ".lock"
+DRAFT_NAME = re.compile(r"\.(?P<target>.+)\.[0-9a-f]{32}|\.probe-[0-9a-f]{32}")
 
 
 class LocalBackend:
@@ -95,6 +99,36 @@ class LocalBackend:
     def reopen(self) -> None:
         """See `Backend`."""
 
+    def leftovers(self, folder: str) -> list[Leftover]:
+        """See `KeepsLeftovers`.  Everything hidden but locks: drafts of files and of artifacts."""
+        found = []
+        for place, folders, files in os.walk(self.root / folder):
+            hidden = [name for name in (*folders, *files) if name.startswith(".")]
+            folders[:] = [name for name in folders if not name.startswith(".")]
+            for path in (Path(place, name) for name in hidden if name != LOCK):
+                with contextlib.suppress(FileNotFoundError):
+                    found.append(self._leftover(path))
+        return found
+
+    def drop(self, leftover: Leftover) -> None:
+        """See `KeepsLeftovers`."""
+        path = self._path(leftover.name).with_name(leftover.key)
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+    def _leftover(self, path: Path) -> Leftover:
+        drafted = DRAFT_NAME.fullmatch(path.name)
+        target = path.with_name((drafted and drafted["target"]) or path.name)
+        return Leftover(
+            name=target.relative_to(self.root).as_posix(),
+            kind="draft" if drafted else "hidden",
+            key=path.name,
+            num_bytes=size_of(path),
+            modified=last_change(path),
+        )
+
     def _path(self, name: str) -> Path:
         path = self.root / name
         if not Path(os.path.realpath(path.parent)).is_relative_to(os.path.realpath(self.root)):
@@ -128,6 +162,65 @@ class LocalBackend:
     def _locked(self, path: Path) -> Iterator[None]:
         """One writer at a time in a folder; the kernel frees the lock of one that is killed."""
         path.parent.mkdir(parents=True, exist_ok=True)
-        with (path.parent / ".lock").open("ab") as lock:
+        with (path.parent / LOCK).open("ab") as lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
+
+
+def files_below(path: Path) -> Iterator[Path]:
+    """A file itself, or every regular file below a folder; no links, which lead elsewhere."""
+    if not path.is_dir():
+        candidates = [path]
+    else:
+        candidates = [Path(place, name) for place, _, names in os.walk(path) for name in names]
+    yield from (found for found in candidates if found.is_file() and not found.is_symlink())
+
+
+def size_of(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder."""
+    total = 0
+    for found in files_below(path):
+        with contextlib.suppress(FileNotFoundError):
+            total += found.stat().st_size
+    return total
+
+
+def last_change(path: Path) -> float:
+    """When anything in a file or folder was last written, in seconds since 1970.
+
+    Raises:
+        FileNotFoundError: it is gone.
+    """
+    latest = path.lstat().st_mtime
+    for place, folders, names in os.walk(path):
+        for name in (*folders, *names):
+            with contextlib.suppress(FileNotFoundError):
+                latest = max(latest, Path(place, name).lstat().st_mtime)
+    return latest
+
+
+@contextlib.contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Say that a folder is in use while the block runs; the kernel ends it for who is killed."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        yield
+    finally:
+        os.close(handle)
+
+
+def is_held(folder: Path) -> bool:
+    """Whether somebody, in whatever process, holds a folder, or that cannot be told."""
+    try:
+        handle = os.open(folder, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    finally:
+        os.close(handle)
+    return False

@@ -47,6 +47,11 @@ class Keeper:
         self._thread.join()
 
     @property
+    def run(self) -> str | None:
+        """The run that works on the batch, perhaps begun by an earlier owner."""
+        return self._held.record.run
+
+    @property
     def token(self) -> int:
         """Fencing token."""
         return self._held.token
@@ -60,16 +65,21 @@ class Keeper:
         if self._lost is not None:
             raise self._lost
 
-    def renew(self, run: str | None = None, lease_s: float | None = None) -> None:
+    def renew(
+        self,
+        run: str | None = None,
+        lease_s: float | None = None,
+        expires_as: str | None = None,
+    ) -> None:
         """See `claims.renew`."""
         with self._lock:
-            self._held = claims.renew(self._held, self._bucket, run, lease_s)
+            self._held = claims.renew(self._held, self._bucket, run, lease_s, expires_as)
 
-    def release(self) -> None:
+    def release(self, note: str | None = None) -> None:
         """See `claims.release`."""
         with self._lock:
             self._stop.set()
-            claims.release(self._held, self._bucket)
+            claims.release(self._held, self._bucket, note)
 
     def finish(
         self,

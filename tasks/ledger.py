@@ -21,7 +21,7 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
-from grom.errors import BrokenLedger, LedgerConflict
+from grom.errors import BrokenLedger, GromError, LedgerConflict
 from grom.ledger import GENESIS, ChainedLine, LedgerLine, chain, request_hash, verify
 from tasks.artifacts import canonical_json
 from tasks.bucket import Bucket
@@ -31,6 +31,16 @@ logger = logging.getLogger(__name__)
 LEDGER, SALT = "ledger", "salt/ledger.json"
 DIGITS = 8
 SALT_BYTES = 32
+
+
+class LedgerMoved(GromError):
+    """Another run was entered into the ledger meanwhile."""
+
+    def __init__(self, where: str) -> None:
+        super().__init__(
+            f"{where}: other batches were accepted since this run began, so its edit is not that "
+            "of all of them. Solve again."
+        )
 
 
 class Segment(BaseModel):
@@ -85,12 +95,17 @@ class Ledger:
             raise BrokenLedger(self._where, len(self._lines) + 1, "a segment is missing")
         return list(self._lines)
 
-    def append(self, lines: Iterable[LedgerLine]) -> int:
+    def append(self, lines: Iterable[LedgerLine], after: str | None = None) -> int:
         """Add the lines whose request, batch and run are not there yet; how many.
 
         Several writers may do so at once: each line is there once in the end.
 
+        Args:
+            lines: what to add, all of it or nothing.
+            after: hash of the last line that the writer knew; not given: it does not matter.
+
         Raises:
+            LedgerMoved: lines were added after that one; nothing was added.
             LedgerConflict: such a line is there with another result; nothing was added.
             BrokenLedger: see `read`.
         """
@@ -100,14 +115,16 @@ class Ledger:
             new = [line for line in wanted if not self._has(line)]
             if not new:
                 return 0
+            if after not in (None, self._last):
+                raise LedgerMoved(self._where)
             if self._added(new):
                 logger.info("ledger: %d lines added", len(new))
                 return len(new)
 
     def head(self) -> str:
         """Hash of the last line: who notes it can tell later whether lines were cut off."""
-        lines = self.read()
-        return lines[-1].line_hash if lines else GENESIS
+        self.read()
+        return self._last
 
     def salt(self) -> bytes:
         """What request ids are hashed with; made when it is first asked for."""
@@ -139,6 +156,10 @@ class Ledger:
         return orphans
 
     @property
+    def _last(self) -> str:
+        return self._lines[-1].line_hash if self._lines else GENESIS
+
+    @property
     def _where(self) -> str:
         return f"{self._bucket.root}/{LEDGER}"
 
@@ -153,7 +174,7 @@ class Ledger:
 
     def _added(self, new: list[LedgerLine]) -> bool:
         """Whether the lines became the next segment."""
-        previous = self._lines[-1].line_hash if self._lines else GENESIS
+        previous = self._last
         chained = chain(new, previous, len(self._lines) + 1)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder, "lines.parquet")
@@ -200,7 +221,7 @@ class Ledger:
                 lines = read_table(path, ChainedLine)
             except (OSError, ValueError) as error:
                 raise BrokenLedger(self._where, first, f"{segment.file} was changed") from error
-        previous = self._lines[-1].line_hash if self._lines else GENESIS
+        previous = self._last
         last = verify(lines, previous, first, self._where)
         if (len(lines), previous, last) != (segment.lines, segment.previous, segment.last):
             raise BrokenLedger(self._where, first + len(lines), f"{segment.marker} was changed")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
+import tempfile
 from pathlib import Path
 
 from prefect import task
@@ -11,6 +13,8 @@ from prefect import task
 from grom.config import DataConfig, HoldOutConfig, ModelConfig
 from grom.errors import EmptySet, MalformedRow
 from tasks import models
+from tasks.artifacts import canonical_json
+from tasks.codecs import read_json, write_json
 from tasks.place import DataRef, ModelRef, Place
 from tasks.registry import registered_folder
 from tasks.rows import HUB, digest, read_examples, source_files
@@ -70,40 +74,46 @@ def load_data(
     Raises:
         MissingInput, MalformedRow, EmptySet: as their messages say.
     """
-    bad: list[MalformedRow] = []
-    quarantine = bad.append if config.bad_rows == "quarantine" else None
-    num_rows = sum(1 for _ in read_examples(config, quarantine))
-    if num_rows == 0:
-        raise EmptySet(role, config.uri)
     files = [] if config.uri.startswith(HUB) else source_files(config.uri)
-    reference = DataRef(
-        role=role,
-        config=config,
-        digest=digest(config),
-        num_rows=num_rows,
-        num_bad=len(bad),
-        hold_out=hold_out,
-        versions=tuple((file.path, file.version) for file in files),
-    )
-    if bad:
-        _quarantine(reference, bad, place)
-    logger.info("load %s: %d rows, %d left out", role, num_rows, len(bad))
-    return reference
-
-
-def _quarantine(reference: DataRef, bad: list[MalformedRow], place: Place) -> None:
-    """Publish where the bad rows are and why; what they say stays where it was."""
+    versions = tuple((file.path, file.version) for file in files)
+    facts = {
+        "rows": config.model_dump(mode="json", exclude={"uri"}),
+        "files": hashlib.sha256(canonical_json(versions)).hexdigest(),
+    }
 
     def write(folder: Path) -> None:
-        rows = [{"file": row.file, "line": row.line, "reason": row.reason} for row in bad]
-        (folder / "quarantine.json").write_text(json.dumps(rows, indent=1))
+        bad: list[MalformedRow] = []
+        quarantine = bad.append if config.bad_rows == "quarantine" else None
+        num_rows = sum(1 for _ in read_examples(config, quarantine))
+        if num_rows == 0:
+            raise EmptySet(role, config.uri)
+        _warn(role, bad)
+        found = {"num_rows": num_rows, "num_bad": len(bad), "digest": digest(config)}
+        write_json(folder / "rows.json", found)
+        if bad:
+            # Where they are and why; what they say stays where it was.
+            rows = [{"file": row.file, "line": row.line, "reason": row.reason} for row in bad]
+            (folder / "quarantine.json").write_text(json.dumps(rows, indent=1))
 
-    artifact, _ = place.cached("load", {"quarantine of": reference.facts}, write)
+    if files:
+        artifact, reused = place.cached("load", facts, write)
+        found = read_json(place.fetch(artifact) / "rows.json")
+        if found["num_bad"]:
+            logger.warning(
+                "load %s: %d rows left out, listed in %s", role, found["num_bad"], artifact.uri
+            )
+    else:
+        with tempfile.TemporaryDirectory() as folder:  # a hub set has no versions to go by
+            write(Path(folder))
+            found, reused = read_json(Path(folder) / "rows.json"), False
+    how = "unchanged since it was checked" if reused else "checked"
+    logger.info("load %s: %d rows, %d left out, %s", role, found["num_rows"], found["num_bad"], how)
+    return DataRef(role=role, config=config, hold_out=hold_out, versions=versions, **found)
+
+
+def _warn(role: str, bad: list[MalformedRow]) -> None:
     for row in bad[:SHOWN_BAD_ROWS]:
-        logger.warning("load %s: left out %s, line %d: %s", reference.role, *_where(row))
-    logger.warning(
-        "load %s: %d rows left out, listed in %s", reference.role, len(bad), artifact.uri
-    )
+        logger.warning("load %s: left out %s, line %d: %s", role, *_where(row))
 
 
 def _where(row: MalformedRow) -> tuple[str, int, str]:

@@ -76,6 +76,13 @@ class DataRef(Config):
     hold_out: HoldOutConfig | None = None
     versions: tuple[tuple[str, str], ...] = ()
     """Each file with what changes when it does."""
+    origin: str | None = None
+    """Where the rows came from, if the files are a copy of them."""
+
+    @property
+    def address(self) -> str:
+        """Where the rows are from, for people."""
+        return self.origin or self.config.uri
 
     @property
     def facts(self) -> dict[str, Any]:

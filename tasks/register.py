@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 
 from grom.apply import Rounding
@@ -81,12 +82,19 @@ class Registered(Config):
 
 @contextmanager
 def tracked_run(
-    name: str, tracking: Tracking, place: Place, settings: Mapping[str, Any]
+    name: str,
+    tracking: Tracking,
+    place: Place,
+    settings: Mapping[str, Any],
+    run_key: str | None = None,
 ) -> Iterator[TrackedRun]:
-    """The MLflow run of this flow run; it ends as FAILED if the block does."""
+    """The MLflow run of this flow run, or of `run_key`, whichever flow run works on it.
+
+    It ends as FAILED if the block does, and waits as SCHEDULED while the flow run is suspended.
+    """
     work, run_id = Path(place.work), str(flow_run.get_id() or name)
     tags = {"prefect.flow_run_name": str(flow_run.get_name()), "grom.name": name}
-    mlflow_id = open_run(tracking, work, name=name, tags=tags, flow_run_id=run_id)
+    mlflow_id = open_run(tracking, work, name=name, tags=tags, flow_run_id=run_id, run_key=run_key)
     run = TrackedRun(
         name=name,
         tracking=tracking,
@@ -97,6 +105,9 @@ def tracked_run(
     log_params(*run.where, settings)
     try:
         yield run
+    except Pause:
+        close_run(*run.where, "SCHEDULED")
+        raise
     except BaseException:
         close_run(*run.where, "FAILED")
         raise
@@ -116,6 +127,7 @@ def register(
     gate: GateConfig,
     place: Place,
     exams: Exams | None = None,
+    about: dict[str, str] | None = None,
 ) -> Registered:
     """Log the run and register the edited checkpoint as a model version.
 
@@ -133,6 +145,7 @@ def register(
         "gate": "passed" if passed else "failed",
         "batch": sets["forget"][0].digest[:16],
         **_origin(model, edit, calibrated),
+        **(about or {}),
     }
     found = Findings(
         name=run.name,
@@ -188,7 +201,7 @@ def log_data(run: TrackedRun, sets: Sets) -> None:
         log_dataset(
             *run.where,
             name=f"{name} ({part})" if part == "all" else name,
-            uri=data.config.uri,
+            uri=data.address,
             digest=data.digest,
             context=data.role,
             num_rows=data.num_rows,

@@ -1,6 +1,6 @@
-"""Door 3, half two: edited checkpoints as versions of a registered MLflow model.
+"""Door 3, registry: edited checkpoints become versions of a registered MLflow model, and their
+files are fetched.
 
-`tasks/tracking.py` is the other half; nothing else imports MLflow.
 Aliases, not stages, say what a version is for, and the alias is set last: a version without one is
 not finished.
 """
@@ -20,15 +20,24 @@ from urllib.request import url2pathname
 from uuid import uuid4
 
 from grom.errors import ConfigError, MissingInput
+from tasks.aliases import (
+    CHAMPION,
+    CHECKPOINT_TAG,
+    GONE,
+    NOT_FOUND,
+    PURGED,
+    ROLLED_BACK,
+    PurgedVersion,
+    aliases_of,
+    point_alias,
+)
 from tasks.tracking import Tracking, address_of, client_of
+from tasks.version_info import downloaded
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-CHECKPOINT_TAG = "checkpoint_uri"
-NOT_FOUND = ("RESOURCE_DOES_NOT_EXIST", "INVALID_PARAMETER_VALUE")
-"""MLflow's codes for a missing version and for a missing alias."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +65,7 @@ def register_checkpoint(
     """Register a checkpoint folder as a version of the model, the alias last.
 
     A version that was made from the same `uri` is used again, so that a resumed or repeated run
-    does not make a second one.
+    does not make a second one; unless it is older than the champion, or was rolled back.
 
     Args:
         tracking, work, run_id: the run that made the checkpoint.
@@ -76,12 +85,12 @@ def register_checkpoint(
     if not (folder / "config.json").is_file():
         raise MissingInput(str(folder), "no config.json, so this is no checkpoint")
     client = client_of(tracking, work)
-    tags = {**tags, CHECKPOINT_TAG: uri}
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    tags = {**tags, CHECKPOINT_TAG: uri, "bytes": str(size)}
     version = _version_of(client, name, uri)
     with _undone_on_error(client) as made:
         if version is None:
             source = uri
-            size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
             if size < tracking.copy_below_gb * 1e9:
                 source = _copy(client, name, run_id, folder, tags, made)
             elif urlparse(uri).scheme in ("", "file"):
@@ -103,7 +112,8 @@ def register_checkpoint(
 
 def _grant(client: MlflowClient, name: str, number: str, alias: str, deserved: bool) -> None:
     if deserved:
-        client.set_registered_model_alias(name, alias, number)
+        if not point_alias(client, name, alias, number):
+            raise PurgedVersion(name, number)
     elif alias in client.get_model_version(name, number).aliases:
         client.delete_registered_model_alias(name, alias)
 
@@ -134,13 +144,15 @@ def registered_folder(tracking: Tracking, work: Path, uri: str) -> Path:
         if error.error_code not in NOT_FOUND:
             raise
         raise MissingInput(uri, "no such version in the registry") from error
+    if PURGED in version.tags:
+        raise PurgedVersion(name, number)
     scheme = urlparse(source).scheme
     if scheme == "file":
         folder = Path(url2pathname(urlparse(source).path))
     elif not scheme:
         folder = Path(source)
     else:
-        folder = work / "registered" / f"{name}-{number}-{version.creation_timestamp}"
+        folder = downloaded(work, version)
         _download(source, folder, address_of(tracking, work))
     if not (folder / "config.json").is_file():
         raise MissingInput(uri, f"its files are not in {folder}")
@@ -164,12 +176,22 @@ def _download(source: str, folder: Path, address: str) -> None:
 
 
 def _version_of(client: MlflowClient, name: str, uri: str) -> ModelVersion | None:
+    """The version that was made from this address, if it may still become the champion."""
     from mlflow.exceptions import MlflowException
 
     with suppress(MlflowException):  # it is there already
         client.create_registered_model(name)
-    versions = client.search_model_versions(f"name = '{name}'")
-    return next((v for v in versions if v.tags.get(CHECKPOINT_TAG) == uri), None)
+    oldest = int(aliases_of(client, name).get(CHAMPION, 0))
+    return next(
+        (
+            version
+            for version in client.search_model_versions(f"name = '{name}'")
+            if version.tags.get(CHECKPOINT_TAG) == uri
+            and int(version.version) >= oldest
+            and not (GONE | {ROLLED_BACK}) & set(version.tags)
+        ),
+        None,
+    )
 
 
 def _refuse_local(uri: str, address: str) -> None:

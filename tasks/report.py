@@ -8,11 +8,9 @@ from __future__ import annotations
 import logging
 import math
 import platform
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 from prefect.artifacts import create_markdown_artifact, create_table_artifact
 
@@ -23,6 +21,7 @@ from tasks.calibrate import read_calibration
 from tasks.codecs import write_json
 from tasks.pictures import CAPTIONS, ORDER, Findings, calibration_of, draw_pictures
 from tasks.place import Place, ScoreRef
+from tasks.shown import shown_settings
 from tasks.tracking import Tracking, log_figure_file, log_page_file, log_table_file
 
 logger = logging.getLogger(__name__)
@@ -68,21 +67,6 @@ def write_report(where: Where, found: Findings, place: Place) -> Path:
     log_page_file(*where, path)
     logger.info("report: %s", path)
     return path
-
-
-def shown_settings(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Settings that may be passed on: no password in an address, groups counted, not named."""
-
-    def shown(key: str, value: Any) -> Any:
-        if key in ("only", "without") and value:
-            return f"{len(value)} groups"
-        if isinstance(value, Mapping):
-            return {inner: shown(inner, item) for inner, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [shown("", item) for item in value]
-        return re.sub(r"://[^/@\s]*@", "://***@", value) if isinstance(value, str) else value
-
-    return {key: shown(key, value) for key, value in settings.items()}
 
 
 def _headlines(found: Findings) -> list[Headline]:

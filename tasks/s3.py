@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, BinaryIO, Literal, TypeVar
 
 import fsspec
 from fsspec.asyn import sync
 
-from tasks.backends import BLOCK_BYTES, Entry, Found, TooLarge
+from tasks.backends import BLOCK_BYTES, Entry, Found, Leftover, TooLarge
 from tasks.retries import NO_BUCKET_CODE, code_of
 
 Answer = TypeVar("Answer")
 REFUSED_CODES = {"PreconditionFailed", "412"}
+UNKNOWN_CODES = {"NotImplemented", "MethodNotAllowed"}
+"""Of stores that keep no versions, or have no uploads in parts."""
+MARKERS = ("KeyMarker", "VersionIdMarker", "UploadIdMarker")
 FIXED = {"use_listings_cache": False, "skip_instance_cache": True}
 CLIENT = {
     "connect_timeout": 10,
@@ -107,8 +110,8 @@ class S3Backend:
 
     def entries(self, folder: str) -> list[Entry]:
         """See `Backend`."""
-        bucket, prefix = self._split(f"{folder}/")
-        skip = len(prefix) - len(folder) - 1
+        bucket, prefix = self._split(folder and f"{folder}/")
+        skip = len(self._split("")[1])
 
         async def listed() -> list[Entry]:
             entries, page = [], {"IsTruncated": True}
@@ -139,6 +142,54 @@ class S3Backend:
 
         return self._run(dated)
 
+    def leftovers(self, folder: str) -> list[Leftover]:
+        """See `KeepsLeftovers`."""
+        bucket, prefix = self._split(folder and f"{folder}/")
+        where = {"Bucket": bucket, "Prefix": prefix}
+        skip = len(self._split("")[1])
+
+        async def versions() -> list[Leftover]:
+            found = []
+            async for page in self._pages("list_object_versions", where):
+                for old in page.get("Versions", ()):
+                    if not old["IsLatest"]:
+                        found.append(_leftover("version", old, old["VersionId"], skip))
+                for mark in page.get("DeleteMarkers", ()):
+                    found.append(_leftover("marker", mark, mark["VersionId"], skip))
+            return found
+
+        async def uploads() -> list[Leftover]:
+            pages = self._pages("list_multipart_uploads", where)
+            started = [one async for page in pages for one in page.get("Uploads", ())]
+            return [_leftover("upload", one, one["UploadId"], skip) for one in started]
+
+        found = []
+        for listing in (versions, uploads):
+            try:
+                found += self._run(listing)
+            except (OSError, NotImplementedError) as error:
+                if code_of(error) not in UNKNOWN_CODES:
+                    raise
+        return found
+
+    def drop(self, leftover: Leftover) -> None:
+        """See `KeepsLeftovers`."""
+
+        async def remove() -> None:
+            if leftover.kind == "upload":
+                await self._call("abort_multipart_upload", leftover.name, UploadId=leftover.key)
+            else:
+                await self._call("delete_object", leftover.name, VersionId=leftover.key)
+
+        self._or_none(remove)
+
+    async def _pages(self, method: str, how: Mapping[str, Any]) -> AsyncIterator[Any]:
+        page: dict[str, Any] = {"IsTruncated": True}
+        while page.get("IsTruncated"):
+            after = {name: page[f"Next{name}"] for name in MARKERS if page.get(f"Next{name}")}
+            page = await self.fs._call_s3(method, **how, **after)
+            yield page
+
     async def _call(self, method: str, name: str, **options: Any) -> Any:
         bucket, key = self._split(name)
         return await self.fs._call_s3(method, Bucket=bucket, Key=key, **options)
@@ -158,3 +209,10 @@ class S3Backend:
             if code_of(error) == NO_BUCKET_CODE:
                 raise
             return None
+
+
+def _leftover(
+    kind: Literal["version", "marker", "upload"], found: Mapping[str, Any], key: str, skip: int
+) -> Leftover:
+    when = found.get("LastModified") or found["Initiated"]
+    return Leftover(found["Key"][skip:], kind, key, found.get("Size", 0), when.timestamp())

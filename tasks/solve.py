@@ -11,6 +11,7 @@ from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from prefect import task
 from torch import Tensor, nn
@@ -31,6 +32,7 @@ from tasks.place import CollectRef, EditRef, ModelRef, Place, SitesRef
 from tasks.select import chosen_sites
 
 logger = logging.getLogger(__name__)
+ALPHA = "alpha.npy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +99,8 @@ def solve(
             seconds += time.perf_counter() - started
             updates |= solved
             reports += found
+            alpha_V = specificity(moved.counts_V, kept.counts_V, solver.special).cpu()
+        np.save(folder / ALPHA, alpha_V.numpy(), allow_pickle=False)  # the same at every site
         save_solved(folder, updates, reports, target, seconds, facts)
 
     artifact, _ = place.cached("solve", facts, write)

@@ -1,9 +1,9 @@
-"""Door 3, half one: runs in MLflow, one per flow run, with settings, numbers, figures and data.
+"""Door 3, runs: one in MLflow per flow run, with settings, numbers, figures and data.
 
-`tasks/registry.py` is the other half; nothing else imports MLflow.  Both import it inside
-functions, since that takes 1.5 s.  Every function names the tracking server and the run: MLflow's
-active run and its global address belong to a thread, so that a submitted task would open a stray
-run.
+The registry is behind `registry.py`, `aliases.py` and `versions.py`; nothing else imports MLflow.
+All do so inside functions, since that takes 1.5 s.  Every function names the tracking server and
+the run: MLflow's active run and its global address belong to a thread, so that a submitted task
+would open a stray run.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from pydantic import field_validator
 
 from grom.config import Config
 from grom.errors import ConfigError
+from tasks.shown import shown_settings
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
 logger = logging.getLogger(__name__)
 
-RUN_TAG = "prefect.flow_run_id"
+RUN_TAG, KEY_TAG = "prefect.flow_run_id", "grom.run"
 METRIC_NAME = re.compile(r"[\w\- :][\w.\- :]*(/[\w\- :][\w.\- :]*)*", re.ASCII)
 LIMITS = {"params": 100, "metrics": 1000, "param_chars": 6000, "digest_chars": 36}
 """What MLflow takes in one request or one field."""
@@ -61,18 +62,33 @@ class Tracking(Config):
 
 
 def open_run(
-    tracking: Tracking, work: Path, *, name: str, tags: Mapping[str, str], flow_run_id: str
+    tracking: Tracking,
+    work: Path,
+    *,
+    name: str,
+    tags: Mapping[str, str],
+    flow_run_id: str,
+    run_key: str | None = None,
 ) -> str:
     """The run of this flow run, reopened if there is one, for a resumed flow continues its run.
+
+    Args:
+        tracking, work: where runs are recorded.
+        name: of the run.
+        tags: for the run.
+        flow_run_id: of Prefect.
+        run_key: what is being done, if more than one flow run may work on it one after another:
+            then that decides which run is continued.
 
     Raises:
         ConfigError: the experiment was deleted.
     """
     client = client_of(tracking, work)
     experiment_id = _experiment(client, tracking, work)
-    tags = {**tags, RUN_TAG: flow_run_id}
-    quoted = flow_run_id.replace("'", "")
-    found = client.search_runs([experiment_id], f"tags.`{RUN_TAG}` = '{quoted}'", max_results=1)
+    tags = {**tags, RUN_TAG: flow_run_id, **({KEY_TAG: run_key} if run_key else {})}
+    tag = KEY_TAG if run_key else RUN_TAG
+    quoted = tags[tag].replace("'", "")
+    found = client.search_runs([experiment_id], f"tags.`{tag}` = '{quoted}'", max_results=1)
     if not found:
         run_id: str = client.create_run(experiment_id, tags=tags, run_name=name).info.run_id
         return run_id
@@ -89,7 +105,8 @@ def close_run(tracking: Tracking, work: Path, run_id: str, status: str = "FINISH
 
 
 def log_params(tracking: Tracking, work: Path, run_id: str, params: Mapping[str, Any]) -> None:
-    """Log settings, nested ones as `outer.inner`.  A value that is there already stays.
+    """Log settings, nested ones as `outer.inner`, without passwords and names of groups.  A value
+    that is there already stays.
 
     MLflow refuses a second value, so a resumed run keeps its first one and a warning names the key.
     """
@@ -97,7 +114,9 @@ def log_params(tracking: Tracking, work: Path, run_id: str, params: Mapping[str,
 
     client = client_of(tracking, work)
     known = client.get_run(run_id).data.params
-    texts = {key: str(value)[: LIMITS["param_chars"]] for key, value in _flat(params)}
+    texts = {
+        key: str(value)[: LIMITS["param_chars"]] for key, value in _flat(shown_settings(params))
+    }
     for key in sorted(key for key in texts if known.get(key, texts[key]) != texts[key]):
         logger.warning("register: parameter %s of run %s keeps its first value", key, run_id)
     new = [Param(key, text) for key, text in texts.items() if key not in known]
@@ -171,7 +190,7 @@ def log_dataset(
         name=name,
         digest=digest[: LIMITS["digest_chars"]],
         source_type="local" if scheme == "file" else scheme,
-        source=json.dumps({"uri": uri}),
+        source=json.dumps(shown_settings({"uri": uri})),
         profile=json.dumps({"num_rows": num_rows, "digest": digest}),
     )
     tags = [InputTag("mlflow.data.context", context)]

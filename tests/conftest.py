@@ -21,6 +21,8 @@ OFFLINE = {
 }
 os.environ.update(OFFLINE)  # before a test module imports transformers, prefect or mlflow
 
+pytest_plugins = ["tests.servers"]
+
 # deadline: the first call into torch takes longer than any sensible one.
 settings.register_profile("grom", deadline=None, max_examples=15, derandomize=True, database=None)
 settings.load_profile("grom")

@@ -12,7 +12,8 @@ from mlflow import MlflowClient
 from grom.config import AutoStrength, StrengthConfig
 from grom.gate import Condition
 from tasks.pictures import Findings, calibration_of, request_means
-from tasks.report import shown_settings, write_report
+from tasks.report import write_report
+from tasks.shown import shown_settings
 from tasks.tracking import Tracking, open_run
 from tests.stages import Stages, stages
 from tests.tiny import forget_rows, retain_rows, write_rows

@@ -1,0 +1,204 @@
+"""The batches that a run works on: claimed, verified, copied to scratch, kept until the block ends.
+
+    scratch/forget/<owner>/<batch>.jsonl     rows with the salted hash of their request's id
+    desks/<owner>.json                       which batches a run took: resumed, it takes the same
+
+Ids of requests go no further than this file.  Rows are gone from scratch when the block ends,
+however it ends.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from prefect.exceptions import Pause
+
+from grom.collect import ExampleStatistics
+from grom.errors import DataError, GromError
+from grom.examples import Example
+from grom.ledger import ChainedLine, request_hash
+from tasks import claims
+from tasks.accepted import HONOURED, accepted, standing
+from tasks.artifacts import canonical_json
+from tasks.batches import waiting
+from tasks.claims import Claim, LeaseLost
+from tasks.codecs import read_table
+from tasks.inbox import Checked, check, discard
+from tasks.keeper import Keeper
+from tasks.ledger import Ledger
+from tasks.outcomes import reason_of
+from tasks.place import Place
+from tasks.store import Store
+
+logger = logging.getLogger(__name__)
+DESKS = "desks"
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """One batch on the desk."""
+
+    keeper: Keeper
+    checked: Checked
+    rows: Path
+    """Local JSON Lines; empty if an earlier batch had every row."""
+    requests: tuple[str, ...]
+    """Salted hash of each request, in order."""
+    started: str
+    """When it was taken, by the store's clock, ISO 8601."""
+
+    @property
+    def batch(self) -> str:
+        """Its name."""
+        return self.checked.batch
+
+
+@dataclass(slots=True)
+class Desk:
+    """What a run has taken."""
+
+    store: Store
+    owner: str
+    taken: list[Taken] = field(default_factory=list)
+    settled: list[str] = field(default_factory=list)
+    """Batches that needed no work: an earlier run had committed them, or they cannot be taken."""
+
+    @property
+    def run(self) -> str:
+        """Key of the run: that of the interrupted run it goes on with, or its owner's id."""
+        return min((one.keeper.run for one in self.taken if one.keeper.run), default=self.owner)
+
+
+@contextmanager
+def at_desk(
+    place: Place, owner: str, batch: str | None, max_batches: int, lease_s: float
+) -> Iterator[Desk]:
+    """Claim what waits, and hold it while the block works.
+
+    What has no outcome when the block ends by an error is given back, with the error's reason; a
+    run that is suspended keeps it.
+
+    Args:
+        place: store and scratch.
+        owner: this run; the same when it is resumed.
+        batch: one that was announced; taken even if the listing does not show it yet.
+        max_batches: at most so many.
+        lease_s: time without a sign of life after which others may take them.
+    """
+    desk = Desk(place.open(), owner)
+    folder = desk.store.scratch / "forget" / owner
+    with ExitStack() as kept:
+        try:
+            _fill(desk, _names(desk, batch, max_batches), lease_s, folder, kept)
+            yield desk
+        except Pause:
+            raise
+        except BaseException as error:
+            _give_back(desk, reason_of(error))
+            raise
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+            for one in desk.taken:
+                discard(one.checked)
+
+
+def _names(desk: Desk, batch: str | None, max_batches: int) -> list[str]:
+    note = desk.store.read(f"{DESKS}/{desk.owner}.json")
+    if note is not None:
+        return list(json.loads(note.data))
+    return list(dict.fromkeys([*([batch] if batch else []), *waiting(desk.store)]))[:max_batches]
+
+
+def _fill(desk: Desk, names: list[str], lease_s: float, folder: Path, kept: ExitStack) -> None:
+    ledger = Ledger(desk.store)
+    for name in names:
+        held = claims.claim(name, desk.owner, desk.store, lease_s)
+        if held is None:
+            desk.settled.append(name)
+            continue
+        keeper = kept.enter_context(Keeper(held, desk.store))
+        if (line := _committed(held, ledger.read())) is not None:
+            keeper.finish(model_version=line.model_version, ledger=line.line_hash)
+            desk.settled.append(name)
+            continue
+        try:
+            desk.taken.append(_take(keeper, name, desk, ledger, folder))
+        except DataError as error:
+            keeper.fail(reason_of(error))
+            desk.settled.append(name)
+        except GromError as error:
+            keeper.release(reason_of(error))
+            raise
+    for one in desk.taken:
+        one.keeper.renew(run=desk.run)
+    names = [one.batch for one in desk.taken]
+    if names:
+        desk.store.create(f"{DESKS}/{desk.owner}.json", canonical_json(names))
+    logger.info("desk: %d batches taken, %d settled", len(names), len(desk.settled))
+
+
+def _committed(held: Claim, lines: list[ChainedLine]) -> ChainedLine | None:
+    """The last line of this batch, if the run that its claim names had entered it."""
+    mine = [line for line in lines if (line.batch, line.run) == (held.batch, held.record.run)]
+    return mine[-1] if mine else None
+
+
+def _take(keeper: Keeper, name: str, desk: Desk, ledger: Ledger, folder: Path) -> Taken:
+    checked = check(name, desk.store)
+    try:
+        started = claims.iso(desk.store.now())
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        rows = folder / f"{name}.jsonl"
+        return Taken(keeper, checked, rows, _copy(checked, rows, desk.store, ledger), started)
+    except BaseException:
+        discard(checked)
+        raise
+
+
+def _copy(checked: Checked, rows: Path, store: Store, ledger: Ledger) -> tuple[str, ...]:
+    """Write the rows that are new, under the hashes of their requests; all of these, in order."""
+    lines, salt = ledger.read(), ledger.salt()
+    honoured = {line.request for line in standing(lines).values() if line.state == HONOURED}
+    known: set[tuple[str, str]] | None = None
+    requests: dict[str, None] = {}
+    with checked.requests.open("rb") as source, rows.open("wb") as target:
+        for line in source:
+            row = json.loads(line)
+            row["request_id"] = digest = request_hash(row["request_id"], salt)
+            requests[digest] = None
+            if digest in honoured:
+                known = _known(lines, store) if known is None else known
+                if (digest, _digest_of(row)) in known:
+                    continue  # an earlier batch forgot this very row
+            target.write(canonical_json(row) + b"\n")
+    return tuple(requests)
+
+
+def _digest_of(row: dict[str, str]) -> str:
+    texts = {name: row.get(name) for name in ("prompt", "answer", "text")}
+    return Example("", "", 0, **texts).digest
+
+
+def _known(lines: list[ChainedLine], store: Store) -> set[tuple[str, str]]:
+    """Request and digest of every row whose moments count."""
+    found = set()
+    for record in accepted(lines, store):
+        if record.forget is not None:
+            path = store.fetch(record.forget) / "examples.parquet"
+            rows = read_table(path, ExampleStatistics)
+            found |= {(row.group, row.digest) for row in rows}
+    return found
+
+
+def _give_back(desk: Desk, reason: str) -> None:
+    for one in desk.taken:
+        try:
+            one.keeper.release(reason)
+        except LeaseLost:
+            logger.info("batch %s: another run has it", one.batch)
