@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from flows import attack_command, inbox_commands, measure
+from flows import (
+    approval_commands,
+    attack_command,
+    deploy,
+    doorbell_commands,
+    inbox_commands,
+    measure,
+    model_commands,
+    up,
+)
 from flows.config import UnlearnConfig
 from flows.presets import PRESETS, load
 from flows.show import DEMO_NAMES, show_answers, show_outcome
@@ -32,6 +39,14 @@ app.command("attack")(attack_command.attack_model)
 app.command("submit")(inbox_commands.submit_batch)
 app.command("status")(inbox_commands.show_status)
 app.command("retry")(inbox_commands.retry_batch)
+app.command("approve")(approval_commands.approve_batch)
+app.command("sweep")(doorbell_commands.sweep_inbox)
+app.command("listen")(doorbell_commands.listen_to_queue)
+app.command("models")(model_commands.list_models)
+app.command("rollback")(model_commands.roll_back)
+app.command("deploy")(deploy.deploy_service)
+app.command("up")(up.up)
+app.command("ui")(up.ui)
 Work = Annotated[Path, typer.Option(help="Folder for scratch files, MLflow and Prefect.")]
 DEFAULT_WORK = Path("grom-work")
 
@@ -84,45 +99,6 @@ def show_config(
     with readable_errors():
         values = load(preset, None).model_dump(mode="json", exclude_defaults=True)
         sys.stdout.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
-
-
-@app.command()
-def ui(
-    work: Work = DEFAULT_WORK,
-    mlflow_port: Annotated[int, typer.Option(help="Port of MLflow.")] = 5000,
-    prefect_port: Annotated[int, typer.Option(help="Port of Prefect.")] = 4200,
-) -> None:
-    """Start the MLflow and Prefect UIs over a work folder, on this machine only."""
-    from tasks.tracking import Tracking, address_of
-
-    prepare_environment(work)
-    mlflow = [
-        "mlflow",
-        "server",
-        "--backend-store-uri",
-        address_of(Tracking(), work),
-        "--workers",
-        "1",
-    ]
-    mlflow += ["--host", "127.0.0.1", "--port", str(mlflow_port)]
-    mlflow += ["--default-artifact-root", (work / "mlartifacts").resolve().as_uri()]
-    # The page asks the API at this address; its own default is port 4200 whatever the port is.
-    os.environ["PREFECT_SERVER_UI_API_URL"] = f"http://127.0.0.1:{prefect_port}/api"
-    prefect = ["prefect", "server", "start", "--host", "127.0.0.1", "--port", str(prefect_port)]
-    servers = [subprocess.Popen([sys.executable, "-m", *command]) for command in (mlflow, prefect)]
-    console.print(f"MLflow:  http://127.0.0.1:{mlflow_port}")
-    console.print(f"Prefect: http://127.0.0.1:{prefect_port}")
-    console.print("Ctrl-C stops both.")
-    try:
-        while all(server.poll() is None for server in servers):
-            time.sleep(0.5)
-    except KeyboardInterrupt:
-        pass
-    finally:
-        for server in servers:
-            server.terminate()
-        for server in servers:
-            server.wait()
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

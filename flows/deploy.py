@@ -148,9 +148,13 @@ def deploy(cfg: ServiceConfig, file: Path = DEPLOYMENTS) -> tuple[str, ...]:
 
 
 def filled(template: Any, whole: Values, named: Values) -> Any:
-    """A template with its placeholders replaced; what they are replaced by is not looked into."""
+    """A template with its placeholders replaced; what they are replaced by is not looked into.
+
+    A key whose setting is null is left out.
+    """
     if isinstance(template, Mapping):
-        return {key: filled(value, whole, named) for key, value in template.items()}
+        pairs = ((key, filled(value, whole, named)) for key, value in template.items())
+        return {key: value for key, value in pairs if value is not None}
     if isinstance(template, list):
         return [filled(value, whole, named) for value in template]
     if not isinstance(template, str):
@@ -181,11 +185,9 @@ def _apply(
     schedules = []
     for described in one.get("schedules", []):
         how = {key: value for key, value in described.items() if key != "slug"}
-        if how.get("cron", "") is None:
-            continue
-        schedules.append(
-            DeploymentScheduleCreate(schedule=construct_schedule(**how), slug=described["slug"])
-        )
+        if {"cron", "interval"} & set(how):
+            schedule = construct_schedule(**how)
+            schedules.append(DeploymentScheduleCreate(schedule=schedule, slug=described["slug"]))
     deployment_id = client.create_deployment(
         flow_id=client.create_flow_from_name(flow_name),
         name=one["name"],

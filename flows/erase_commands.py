@@ -9,7 +9,7 @@ import typer
 from rich.table import Table
 from rich.text import Text
 
-from flows.inbox_commands import StoreOption, open_store
+from flows.inbox_commands import StoreOption
 from flows.terminal import console, readable_errors
 
 if TYPE_CHECKING:
@@ -48,10 +48,13 @@ def erase_batches(
     ] = None,
 ) -> None:
     """Erase the raw requests of batches that are done; or list everything personal (--check)."""
+    from tasks.bucket import Bucket
+    from tasks.retries import BRIEF
+
     if (deep or against) and not check:
         raise typer.BadParameter("--deep and --against need --check")
     with readable_errors():
-        bucket = open_store(store)
+        bucket = Bucket(store, patience=BRIEF)
         if check:
             found = _traces(bucket, work, batch, after_days, failed)
             if deep or against:

@@ -8,10 +8,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from flows.terminal import console, readable_errors
+from grom.errors import BrokenLedger
 from grom.errors import GromError
 
 if TYPE_CHECKING:
@@ -64,14 +66,15 @@ def show_status(
     store: StoreOption,
     batch: Annotated[str | None, typer.Argument(help="One batch, in detail; else all.")] = None,
 ) -> None:
-    """Show where each deletion batch stands."""
+    """Show where each deletion batch stands, and what the ledger says of its requests."""
     from tasks.batches import status, statuses
 
     with readable_errors():
+        bucket = _open(store)
         if batch is None:
-            _show_table(statuses(_open(store)), store)
+            _show_table(statuses(bucket), _entered(bucket), store)
         else:
-            _show_one(status(batch, _open(store)), store)
+            _show_one(status(batch, bucket), _entered(bucket), store)
 
 
 def retry_batch(
@@ -109,25 +112,43 @@ def _open(store: str, probe: bool = False) -> Bucket:
     return bucket
 
 
-def _show_table(found: list[BatchStatus], store: str) -> None:
+def _entered(bucket: Bucket) -> dict[str, str]:
+    """What the ledger says of each batch's requests, in words."""
+    from tasks.accepted import counted_by_batch
+    from tasks.ledger import Ledger
+
+    try:
+        counts = counted_by_batch(Ledger(bucket).read())
+    except BrokenLedger as error:
+        console.print(f"[bold red]ledger:[/] {escape(str(error))}")
+        return {}
+    return {
+        batch: ", ".join(f"{number} {state}" for state, number in found.items())
+        for batch, found in counts.items()
+    }
+
+
+def _show_table(found: list[BatchStatus], entered: dict[str, str], store: str) -> None:
     if not found:
         console.print(f"{store}: no batches. `grom submit FILE --store {store}` makes one.")
         return
     table = Table(title="deletion batches")
-    for column in ("batch", "state", "received", "since", "by", "note"):
+    for column in ("batch", "state", "requests", "received", "since", "by", "note"):
         table.add_column(column, overflow="fold")
     for one in found:
-        cells = [one.batch, one.state, _time(one.received), _time(one.since), one.owner, one.note]
-        styles = ["", STYLES[one.state], "", "", "", ""]
+        times = [_time(one.received), _time(one.since)]
+        cells = [one.batch, one.state, entered.get(one.batch), *times, one.owner, one.note]
+        styles = ["", STYLES[one.state], *[""] * 5]
         table.add_row(*(Text(cell or "", style) for cell, style in zip(cells, styles, strict=True)))
     console.print(table)
 
 
-def _show_one(found: BatchStatus, store: str) -> None:
+def _show_one(found: BatchStatus, entered: dict[str, str], store: str) -> None:
     outcome = found.outcome
     lines = {
         "batch": found.batch,
         "state": found.state,
+        "requests": entered.get(found.batch),
         "received": _time(found.received),
         "since": _time(found.since),
         "by": found.owner,

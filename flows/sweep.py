@@ -14,7 +14,9 @@ from grom.errors import DataError
 from tasks.artifacts import CorruptArtifact
 from tasks.batches import settle, waiting
 from tasks.bucket import Bucket
+from tasks.commit import promote_honoured
 from tasks.doorbell import answer
+from tasks.versions import model_of
 
 logger = logging.getLogger(__name__)
 
@@ -40,7 +42,9 @@ class Swept(Config):
 @flow(name="sweep")
 def sweep(cfg: ServiceConfig) -> Swept:
     """Settle what killed workers left, then start a run if a batch waits."""
-    return look(cfg)
+    swept = look(cfg)
+    promote_honoured(cfg.store, cfg.tracking, cfg.work, model_of(cfg.tracking, cfg.name))
+    return swept
 
 
 def look(cfg: ServiceConfig, clock: Callable[[], float] | None = None) -> Swept:
@@ -87,7 +91,7 @@ def _rung(
     found: Swept, cfg: ServiceConfig, bucket: Bucket, clock: Callable[[], float] | None
 ) -> Swept:
     deployment = f"unlearn-batches/{cfg.name}"
-    wait_s: dict[str, float] = Field(default_factory=dict)
+    wait_s: dict[str, float] = {}
     problems = dict(found.problems)
     changes: dict[str, object] = {"wait_s": wait_s, "problems": problems}
     for batch in found.waiting:

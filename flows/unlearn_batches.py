@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
 
 from prefect import flow
 from prefect.runtime import flow_run
@@ -15,13 +16,14 @@ from grom.config import Config
 from grom.errors import DataError, GromError, SolveError
 from tasks.accepted import accepted
 from tasks.claims import LeaseLost
-from tasks.commit import Verdict, commit, promote_honoured
-from tasks.desk import Desk, Taken, at_desk
-from tasks.erase import erase
+from tasks.commit import Verdict, commit, finish_runs, promote_honoured
+from tasks.desk import Desk, Taken, at_desk, own_run
+from tasks.erase import due, erase, erase_copies
 from tasks.ledger import Ledger, LedgerMoved
 from tasks.outcomes import reason_of
 from tasks.place import Place
 from tasks.register import Registered, tracked_run
+from tasks.versions import model_of
 
 logger = logging.getLogger(__name__)
 
@@ -90,24 +92,34 @@ def unlearn_batches(cfg: ServiceConfig, batch: str | None = None) -> Summary:
                     taken[0].keeper.fail(reason_of(error))
                     failed.append(taken[0].batch)
         settled = tuple(desk.settled)
-    name = cfg.tracking.model_name or f"grom-{cfg.name}"
-    version = promote_honoured(cfg.store, cfg.tracking, cfg.work, name)
+        version = serve(cfg, desk)
     if cfg.erase_after_days == 0:
-        for one in done:
+        for one in dict.fromkeys([*done, *due(place.open(), work=Path(cfg.work))]):
             erase(one, place.open())
+            erase_copies(one, Path(cfg.work))
     if failed and not done:
         raise AllFailed(failed)
     return Summary(done=tuple(done), failed=tuple(failed), settled=settled, version=version)
 
 
+def serve(cfg: ServiceConfig, desk: Desk) -> str | None:
+    """Promote what the ledger has, by this run or a killed one; then the batches are done."""
+    if desk.interrupted:
+        finish_runs(cfg.tracking, cfg.work, desk.interrupted)
+    name = model_of(cfg.tracking, cfg.name)
+    version = promote_honoured(cfg.store, cfg.tracking, cfg.work, name)
+    desk.end()
+    return version
+
+
 def honour(
     cfg: ServiceConfig, desk: Desk, taken: Sequence[Taken], inputs: Inputs, place: Place
 ) -> None:
-    """One edit for the batches that were accepted before and for these; then these are done."""
+    """One edit for the batches that were accepted before and for these; then these are, too."""
     ledger = Ledger(desk.store)
     head = ledger.head()
     earlier = accepted(ledger.read(), desk.store)
-    run_key = desk.run if len(taken) == len(desk.taken) else f"{desk.run}-{taken[0].batch}"
+    run_key = desk.run if len(taken) == len(desk.taken) else own_run(desk.run, taken[0].batch)
     fresh = [one for one in taken if one.rows.stat().st_size]
     if not fresh:
         nothing_new = Verdict.of_latest(earlier, run_key, head)

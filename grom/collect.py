@@ -5,7 +5,7 @@ Shapes: T answer tokens of a batch, N inputs of W, D hidden size, V vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -54,6 +54,25 @@ class Collected:
 
 
 @dataclass(frozen=True, slots=True)
+class RequestKeys:
+    """Every key of some examples, exactly as the model gave them, with what belongs to it.
+
+    Far more than their moments say: of a set of any size only one batch is held at a time.
+    """
+
+    keys: Mapping[str, Tensor]
+    """Name of the moments -> keys (T, N), in the dtype of the model."""
+    gold_T: Tensor
+    """The token that each position has to predict."""
+    alt_T: Tensor | None
+    """What the model should say there instead; None: nobody asked."""
+    rms_T: Tensor | None
+    """Root mean square of the final residual, float32; None: the pass stopped before it."""
+    examples: tuple[ExampleStatistics, ...]
+    """In the order of the positions."""
+
+
+@dataclass(frozen=True, slots=True)
 class ForgetPlan:
     """What collecting a forget set needs beyond the keys."""
 
@@ -61,6 +80,8 @@ class ForgetPlan:
     """Also find what should be said instead of each gold token."""
     reference: nn.Module | None = None
     """The model that is asked for it; None: the model itself, for its runner-up."""
+    keep: Callable[[RequestKeys], None] | None = None
+    """Is handed the keys of each batch, to keep them beside their moments."""
 
 
 def collect_moments(
@@ -90,17 +111,54 @@ def collect_moments(
     Raises:
         NonFiniteKeys: NaN or Inf in the keys; names the site and an example.
     """
-    device = unembedding_VD(model).device
     collector = Collector(model, sites, plan, joint=joint)
+    for found in each_batch(model, sites, stream, plan, joint=joint):
+        collector.take(found)
+        if plan is not None and plan.keep is not None:
+            plan.keep(found)
+    return collector.finish()
+
+
+def each_batch(
+    model: nn.Module,
+    sites: Sequence[Site],
+    stream: Iterable[Batch],
+    plan: ForgetPlan | None = None,
+    *,
+    joint: bool = False,
+) -> Iterator[RequestKeys]:
+    """The keys of one batch after the other, under the names of the moments; arguments and errors
+    as `collect_moments`."""
+    device = unembedding_VD(model).device
     for batch in stream:
         on_device = batch.to(device)
         keys, rms_T, final_TD = batch_keys(model, sites, on_device, to_the_end=plan is not None)
         alt_T = None if plan is None else _alternatives(model, on_device, plan, final_TD)
-        collector.add(on_device, keys, alt_T)
-        if rms_T is not None:
-            collector.collected.rms_sum += float(rms_T.double().sum())
-            collector.collected.rms_tokens += len(rms_T)
-    return collector.finish()
+        yield _named(on_device, keys, alt_T, rms_T, sites if joint else None)
+
+
+def _named(
+    batch: Batch,
+    keys: Mapping[str, Tensor],
+    alt_T: Tensor | None,
+    rms_T: Tensor | None,
+    joined: Sequence[Site] | None,
+) -> RequestKeys:
+    """The keys of a batch, those of `joined` sites side by side.
+
+    Raises:
+        NonFiniteKeys: NaN or Inf in the keys.
+    """
+    for name, keys_TN in keys.items():
+        if not bool(torch.isfinite(keys_TN).all()):
+            raise NonFiniteKeys(name, f"a batch with example {batch.examples[0].digest}")
+    if joined is not None:
+        keys = {JOINT: torch.cat([keys[site.name] for site in joined], dim=1)}
+    examples = tuple(
+        ExampleStatistics(example.digest, example.group, example.num_answer_tokens)
+        for example in batch.examples
+    )
+    return RequestKeys(keys, batch.gold_T, alt_T, rms_T, examples)
 
 
 class Collector:
@@ -129,44 +187,55 @@ class Collector:
                 for name, size in sizes.items()
             }
         )
-        self._held: list[tuple[dict[str, Tensor], Tensor, Tensor | None]] = []
-        self._num_held = 0
+        self._blocks = Blocks(self.collected)
 
     def add(self, batch: Batch, keys: dict[str, Tensor], alt_T: Tensor | None) -> None:
-        """Add one batch's keys and example statistics.
+        """Add one batch's keys, by site, and its example statistics.
 
         Raises:
             NonFiniteKeys: NaN or Inf in the keys.
         """
-        for name, keys_TN in keys.items():
-            if not bool(torch.isfinite(keys_TN).all()):
-                raise NonFiniteKeys(name, f"a batch with example {batch.examples[0].digest}")
-        self._held.append((keys, batch.gold_T, alt_T))
-        self._num_held += len(batch.gold_T)
-        if self._num_held >= BLOCK_TOKENS:
-            self._flush()
+        self.take(_named(batch, keys, alt_T, None, self.sites if self.joint else None))
+
+    def take(self, found: RequestKeys) -> None:
+        """Add one batch's keys, by name of the moments, and its example statistics."""
+        self._blocks.add(found)
         if self.plan is not None:
-            self.collected.examples += [
-                ExampleStatistics(example.digest, example.group, example.num_answer_tokens)
-                for example in batch.examples
-            ]
+            self.collected.examples += found.examples
 
     def finish(self) -> Collected:
         """All that was added."""
-        self._flush()
+        self._blocks.flush()
         return self.collected
 
-    def _flush(self) -> None:
+
+class Blocks:
+    """Gathers keys and adds them to moments in blocks of at least `BLOCK_TOKENS`."""
+
+    def __init__(self, collected: Collected) -> None:
+        self.collected = collected
+        self._held: list[RequestKeys] = []
+        self._num_held = 0
+
+    def add(self, found: RequestKeys) -> None:
+        """Add one batch's keys and the size of its residual."""
+        if found.rms_T is not None:
+            self.collected.rms_sum += float(found.rms_T.double().sum())
+            self.collected.rms_tokens += len(found.rms_T)
+        self._held.append(found)
+        self._num_held += len(found.gold_T)
+        if self._num_held >= BLOCK_TOKENS:
+            self.flush()
+
+    def flush(self) -> None:
+        """Add what is held to the moments."""
         if not self._held:
             return
-        gold_T = torch.cat([gold for _, gold, _ in self._held])
-        alts = [alt for _, _, alt in self._held if alt is not None]
+        gold_T = torch.cat([found.gold_T for found in self._held])
+        alts = [found.alt_T for found in self._held if found.alt_T is not None]
         alt_T = torch.cat(alts) if alts else None
         for name, moments in self.collected.moments.items():
-            parts = [site.name for site in self.sites] if self.joint else [name]
-            keys_TN = torch.cat(
-                [torch.cat([keys[part] for part in parts], dim=1) for keys, _, _ in self._held]
-            )
+            keys_TN = torch.cat([found.keys[name] for found in self._held])
             moments.update_(keys_TN, gold_T, alt_T)
         self._held, self._num_held = [], 0
 

@@ -61,6 +61,15 @@ def standing(lines: list[ChainedLine]) -> dict[tuple[str, str], ChainedLine]:
     return {(line.request, line.batch): line for line in lines}
 
 
+def counted_by_batch(lines: list[ChainedLine]) -> dict[str, dict[str, int]]:
+    """How many requests of each batch stand in each state."""
+    found: dict[str, dict[str, int]] = {}
+    for line in standing(lines).values():
+        counts = found.setdefault(line.batch, {})
+        counts[line.state] = counts.get(line.state, 0) + 1
+    return found
+
+
 def accepted(lines: list[ChainedLine], bucket: Bucket) -> list[Accepted]:
     """Records of the batches that count, in the order in which the ledger took them.
 

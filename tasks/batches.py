@@ -9,6 +9,7 @@ failed      cannot be honoured as it is; `retry` makes it wait again
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from typing import Literal
 
@@ -22,6 +23,7 @@ from tasks.inbox import Arrival, arrivals, documents
 from tasks.manifest import plain_batch
 from tasks.outcomes import DONE, FAILED, Outcome, publish, read_outcome
 
+logger = logging.getLogger(__name__)
 State = Literal["waiting", "claimed", "running", "done", "failed"]
 
 
@@ -124,13 +126,20 @@ def retry(batch: str, bucket: Bucket) -> None:
 
 
 def settle(bucket: Bucket) -> list[str]:
-    """Publish the outcomes that killed workers left in their claims; the names of those batches."""
+    """Publish the outcomes that killed workers left in their claims; the names of those batches.
+
+    A claim that cannot be read is left to `statuses`, which shows it.
+    """
     published = {(state, batch) for state in (DONE, FAILED) for batch in _listed(state, bucket)}
     settled = []
     for batch in _listed(CLAIMS, bucket):
         if (DONE, batch) in published:
             continue
-        seen = claims.look(batch, bucket)
+        try:
+            seen = claims.look(batch, bucket)
+        except CorruptArtifact as error:
+            logger.warning("batch %s: not settled (%s)", batch, error)
+            continue
         outcome = seen.record.outcome if seen else None
         if outcome is not None and (outcome.state, batch) not in published:
             publish(outcome, bucket)

@@ -1,73 +1,63 @@
 """Editing a safetensors checkpoint on disk: files are copied, edited tensors rewritten in place.
 
-Memory: one tensor, memory-mapped, and a block of rows in float64.
+Memory: one edited tensor, memory-mapped, and a block of its rows in float64.  What is kept for
+undoing goes from file to file.
+
+Shapes: N inputs of W, M outputs of W, K rank or edited rows.
 """
 
 from __future__ import annotations
 
 import json
-import shutil
-import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 
-from grom.apply import Edit, Rounding, add_
-from grom.errors import MissingTensor
+from grom.apply import ROW_BLOCK, Edit, Rounding, add_
+from grom.errors import ErasedByRounding, MissingTensor
 from grom.sites import Site
 from grom.target import LowRank
-from tasks.models import COPIED
+from tasks.models import damage_named
 from tasks.store import RESERVED
+from tasks.tensors import (
+    Content,
+    Stored,
+    content_of,
+    copy_files,
+    copy_region,
+    create_file,
+    mapped,
+    model_files,
+    read_header,
+    read_sizes,
+    region_sha256,
+    write_region,
+)
+from tasks.undo import ORIGINALS, Undo, write_undo
+from tasks.updates import HeldUpdates, Updates
+
+__all__ = ["Stored", "mapped", "read_header", "write_edited"]
 
 INDEX = "model.safetensors.index.json"
 SINGLE = "model.safetensors"
-DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-}
+SPLIT = "model-00001-of-00002.safetensors"
+ADDED_HEAD = "model-head.safetensors"
+CONFIG = "config.json"
 EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
+BLOCK_BYTES = 1 << 25
+"""Rows of P that are in memory at once, if they are more than `ROW_BLOCK` rows."""
+Tensors = dict[str, tuple[Path, Stored]]
 
 
-@dataclass(frozen=True, slots=True)
-class Stored:
-    """Where a tensor lies in a safetensors file."""
+@dataclass(slots=True)
+class Untying:
+    """What giving a tied head a tensor of its own does to the files."""
 
-    dtype: torch.dtype
-    shape: tuple[int, ...]
-    start: int
-    """First byte in the file."""
-    size: int
-
-
-def read_header(path: Path) -> dict[str, Stored]:
-    """The floating-point tensors of a safetensors file, without reading their values."""
-    with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header = json.loads(file.read(length))
-    return {
-        name: Stored(
-            DTYPES[entry["dtype"]],
-            tuple(entry["shape"]),
-            8 + length + entry["data_offsets"][0],
-            entry["data_offsets"][1] - entry["data_offsets"][0],
-        )
-        for name, entry in header.items()
-        if name != "__metadata__" and entry["dtype"] in DTYPES
-    }
-
-
-def mapped(path: Path, stored: Stored, *, write: bool) -> Tensor:
-    """A tensor of the file, sharing memory with it."""
-    mode: Literal["r+", "c"] = "r+" if write else "c"
-    data = np.memmap(path, dtype=np.uint8, mode=mode, offset=stored.start, shape=(stored.size,))
-    return torch.from_numpy(data).view(stored.dtype).view(stored.shape)
+    renamed: dict[str, str] = field(default_factory=dict)
+    replaced: dict[str, str] = field(default_factory=dict)
+    added: tuple[str, ...] = ()
 
 
 def checkpoint_bytes(folder: Path) -> int:
@@ -75,77 +65,141 @@ def checkpoint_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in folder.glob("*.safetensors"))
 
 
-def write_edited(base: Path, edit: Edit, out: Path) -> list[Rounding]:
+def write_edited(base: Path, edit: Edit | Updates, out: Path) -> list[Rounding]:
     """Copy a checkpoint and add the edit to the copy.
 
-    The exact originals of what changes go to `edit/undo.safetensors`.  A tied head that is edited
-    gets a tensor of its own, and the config says so.
+    The exact originals of what changes go to `edit/undo.safetensors`, what the files were to
+    `edit/undo.json`.  A tied head that is edited gets a tensor of its own, and the config says so.
 
     Raises:
         MissingTensor: the checkpoint has no tensor of a site's name.
         ErasedByRounding: no weight of a site would change.
+        BrokenCheckpoint: its files cannot be read.
     """
-    for pattern in COPIED:
-        for path in base.glob(pattern):
-            if path.name not in RESERVED:
-                shutil.copyfile(path, out / path.name)
+    updates = HeldUpdates(edit) if isinstance(edit, Edit) else edit
+    before = copy_files(base, out, {name: name for name in model_files(base, RESERVED)})
     (out / "edit").mkdir()
-    originals: dict[str, Tensor] = {}
+    with damage_named(base):
+        tensors, untying = _tensors(out), Untying()
+    for site in updates.sites:
+        if site.tensor not in tensors and site.kind == "head":
+            tensors, untying = _untie(out, site.tensor, tensors)
+        if site.tensor not in tensors:
+            raise MissingTensor(str(out), site.tensor)
+    _keep(tensors, updates, out / "edit" / ORIGINALS)
     roundings = []
-    for site, update in edit.updates.items():
-        path, stored = _find(out, site)
-        weight = mapped(path, stored, write=True)
-        _keep(originals, site, update, weight)
-        roundings.append(add_(site, site.oriented(weight), update))
+    for site in updates.sites:
+        weight = mapped(*tensors[site.tensor], write=True)
+        roundings.append(_add(site, site.oriented(weight), updates))
         del weight
-    save_file(originals, out / "edit" / "undo.safetensors", metadata={"format": "pt"})
+    write_undo(out / "edit", _record(out, updates, before, tensors, untying))
     return roundings
 
 
-def _keep(originals: dict[str, Tensor], site: Site, update: LowRank, weight: Tensor) -> None:
-    if update.rows_K is None:
-        originals[site.tensor] = weight.clone()
-    else:
-        originals[f"{site.tensor}.rows"] = update.rows_K.clone()
-        originals[f"{site.tensor}.values"] = weight[update.rows_K].clone()
+def _record(
+    out: Path, updates: Updates, before: dict[str, Content], tensors: Tensors, untying: Untying
+) -> Undo:
+    return Undo(
+        edit=updates.sha256(),
+        files=before,
+        edited={site.tensor: region_sha256(*tensors[site.tensor]) for site in updates.sites},
+        renamed=untying.renamed,
+        replaced=untying.replaced,
+        added=untying.added,
+        written={name: content_of(out / name) for name in (*untying.replaced, *untying.added)},
+    )
 
 
-def _find(folder: Path, site: Site) -> tuple[Path, Stored]:
-    name = site.tensor
-    tensors = {
+def _add(site: Site, weight_MN: Tensor, updates: Updates) -> Rounding:
+    """Add P to W in place, some rows at a time, and sum up what rounding did."""
+    num_rows, num_inputs = weight_MN.shape
+    step = max(1, BLOCK_BYTES // (8 * num_inputs * ROW_BLOCK)) * ROW_BLOCK
+    if num_rows <= step or updates.whole(site).rows_K is not None:
+        return add_(site, weight_MN, updates.whole(site))
+    parts = []
+    for first in range(0, num_rows, step):
+        last = min(first + step, num_rows)
+        parts.append(_add_block(site, weight_MN[first:last], updates.rows(site, first, last)))
+    if not any(part.num_changed for part in parts):
+        raise ErasedByRounding(site.name, str(weight_MN.dtype).removeprefix("torch."))
+    norm = sum(part.update_norm**2 for part in parts) ** 0.5
+    return Rounding(
+        site=site.name,
+        update_norm=norm,
+        weight_norm=sum(part.weight_norm**2 for part in parts) ** 0.5,
+        lost=sum((part.lost * part.update_norm) ** 2 for part in parts) ** 0.5 / norm,
+        num_changed=sum(part.num_changed for part in parts),
+        num_weights=weight_MN.numel(),
+    )
+
+
+def _add_block(site: Site, weight_MN: Tensor, update: LowRank) -> Rounding:
+    """As `add_`; rows that rounding leaves as they are have lost their update whole."""
+    try:
+        return add_(site, weight_MN, update)
+    except ErasedByRounding:
+        norm = float(torch.linalg.vector_norm(weight_MN, dtype=torch.float64))
+        return Rounding(site.name, update.norm(), norm, 1.0, 0, weight_MN.numel())
+
+
+def _keep(tensors: Tensors, updates: Updates, path: Path) -> None:
+    """Write the originals of what changes, from file to file."""
+    shapes: dict[str, tuple[torch.dtype, tuple[int, ...]]] = {}
+    sparse: dict[str, Tensor] = {}
+    for site in updates.sites:
+        stored, rows_K = tensors[site.tensor][1], updates.whole(site).rows_K
+        if rows_K is None:
+            shapes[site.tensor] = (stored.dtype, stored.shape)
+        else:
+            sparse[site.tensor] = rows_K
+            shapes[f"{site.tensor}.rows"] = (torch.int64, tuple(rows_K.shape))
+            shapes[f"{site.tensor}.values"] = (stored.dtype, (len(rows_K), *stored.shape[1:]))
+    places = create_file(path, shapes)
+    for site in updates.sites:
+        name, (source, stored) = site.tensor, tensors[site.tensor]
+        if name not in sparse:
+            copy_region(source, stored, path, places[name])
+            continue
+        rows_K, weight = sparse[name].cpu(), mapped(source, stored, write=False)
+        write_region(path, places[f"{name}.rows"], rows_K)
+        write_region(path, places[f"{name}.values"], weight[rows_K])
+
+
+def _tensors(folder: Path) -> Tensors:
+    return {
         tensor: (path, stored)
         for path in sorted(folder.glob("*.safetensors"))
         for tensor, stored in read_header(path).items()
     }
-    if name not in tensors and site.kind == "head":
-        return _untie(folder, name, tensors)
-    if name not in tensors:
-        raise MissingTensor(str(folder), name)
-    return tensors[name]
 
 
-def _untie(folder: Path, name: str, tensors: dict[str, tuple[Path, Stored]]) -> tuple[Path, Stored]:
+def _untie(folder: Path, name: str, tensors: Tensors) -> tuple[Tensors, Untying]:
     """Give a tied head a tensor of its own, in a file of its own, listed in the index."""
     source = next((tensor for tensor in EMBEDDINGS if tensor in tensors), None)
     if source is None:
         raise MissingTensor(str(folder), name)
-    single = folder / SINGLE
-    if single.exists():
-        single.rename(folder / "model-00001-of-00002.safetensors")
-        tensors = {
-            tensor: (folder / "model-00001-of-00002.safetensors" if path == single else path, at)
-            for tensor, (path, at) in tensors.items()
-        }
+    done = Untying(replaced={CONFIG: _text(folder / CONFIG)}, added=(ADDED_HEAD,))
+    if (folder / INDEX).exists():
+        done.replaced[INDEX] = _text(folder / INDEX)
+    else:
+        done.added += (INDEX,)
+    if (folder / SINGLE).exists():
+        (folder / SINGLE).rename(folder / SPLIT)
+        done.renamed[SINGLE] = SPLIT
+        tensors = _tensors(folder)
     path, stored = tensors[source]
-    added = folder / "model-head.safetensors"
-    head = mapped(path, stored, write=False).clone()
-    save_file({name: head}, added, metadata={"format": "pt"})
-    weight_map = {tensor: path.name for tensor, (path, _) in tensors.items()} | {name: added.name}
-    total = sum(at.size for _, at in tensors.values()) + stored.size
-    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(weight_map.items()))}
+    place = create_file(folder / ADDED_HEAD, {name: (stored.dtype, stored.shape)})[name]
+    copy_region(path, stored, folder / ADDED_HEAD, place)
+    sizes = {path.name: read_sizes(path) for path in sorted(folder.glob("*.safetensors"))}
+    files = {tensor: file for file, held in sizes.items() for tensor in held}
+    total = sum(size for held in sizes.values() for size in held.values())
+    index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(files.items()))}
     (folder / INDEX).write_text(json.dumps(index, indent=2))
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(
-        json.dumps(config | {"tie_word_embeddings": False}, indent=2)
-    )
-    return added, read_header(added)[name]
+    config = json.loads((folder / CONFIG).read_text())
+    (folder / CONFIG).write_text(json.dumps(config | {"tie_word_embeddings": False}, indent=2))
+    return tensors | {name: (folder / ADDED_HEAD, place)}, done
+
+
+def _text(path: Path) -> str:
+    """The text to the byte; reading as text would change ends of lines."""
+    return path.read_bytes().decode()

@@ -1,10 +1,9 @@
 """The end of a run: its batches are accepted, all of them in one step, and the model is promoted.
 
-    accepted.json of each batch ─ ledger, one segment ─ done/ of each batch ─ alias `champion`
+    accepted.json of each batch ─ ledger, one segment ─ alias `champion` ─ done/ of each batch
 
 The ledger's segment is the step that counts.  Killed before it, the run never happened; killed
-after it, whoever comes next finishes what is left: `tasks.desk` the batches, `promote_honoured`
-the alias.
+after it, its batches are not done yet, so a worker takes them up and finishes what is left.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from tasks.claims import iso
 from tasks.desk import Taken
 from tasks.ledger import Ledger
 from tasks.place import CollectRef
-from tasks.tracking import Tracking
+from tasks.tracking import KEY_TAG, Tracking, client_of
 from tasks.versions import promote
 
 logger = logging.getLogger(__name__)
@@ -65,7 +64,7 @@ class Verdict(Config):
 def commit(
     taken: Sequence[Taken], moments: Sequence[CollectRef | None], verdict: Verdict, bucket: Bucket
 ) -> None:
-    """Enter the batches into the ledger and end them.
+    """Enter the batches into the ledger.
 
     Args:
         taken: the batches.
@@ -81,12 +80,7 @@ def commit(
         write_accepted(_record(one, None if ref is None else ref.artifact, verdict), bucket)
     for one in taken:
         one.keeper.renew()
-    ledger = Ledger(bucket)
-    ledger.append(_lines(taken, verdict, iso(bucket.now())), after=verdict.head)
-    last = {line.batch: line.line_hash for line in ledger.read() if line.run == verdict.run}
-    for one in taken:
-        version = verdict.model_version
-        one.keeper.finish(model_version=version, ledger=last[one.batch])
+    Ledger(bucket).append(_lines(taken, verdict, iso(bucket.now())), after=verdict.head)
 
 
 def _record(one: Taken, moments: Artifact | None, verdict: Verdict) -> Accepted:
@@ -121,6 +115,17 @@ def _lines(taken: Sequence[Taken], verdict: Verdict, finished: str) -> list[Ledg
         for one in taken
         for request in one.requests
     ]
+
+
+@task
+def finish_runs(tracking: Tracking, work: str, run_keys: Sequence[str]) -> None:
+    """End the MLflow runs of killed runs whose batches are in the ledger."""
+    client = client_of(tracking, Path(work))
+    found = client.get_experiment_by_name(tracking.experiment)
+    experiments = [] if found is None else [found.experiment_id]
+    for key in run_keys:
+        for run in client.search_runs(experiments, f"tags.`{KEY_TAG}` = '{key}'"):
+            client.set_terminated(run.info.run_id, "FINISHED")
 
 
 @task

@@ -27,7 +27,7 @@ from tasks import claims
 from tasks.accepted import HONOURED, accepted, standing
 from tasks.artifacts import canonical_json
 from tasks.batches import waiting
-from tasks.claims import Claim, LeaseLost
+from tasks.claims import LeaseLost
 from tasks.codecs import read_table
 from tasks.inbox import Checked, check, discard
 from tasks.keeper import Keeper
@@ -67,12 +67,37 @@ class Desk:
     owner: str
     taken: list[Taken] = field(default_factory=list)
     settled: list[str] = field(default_factory=list)
-    """Batches that needed no work: an earlier run had committed them, or they cannot be taken."""
+    """Batches that needed no work: an earlier run had entered them, or they cannot be taken."""
+    entered: dict[str, Keeper] = field(default_factory=dict)
+    """Batches that the ledger has, by a run that was killed before they were done."""
 
     @property
     def run(self) -> str:
         """Key of the run: that of the interrupted run it goes on with, or its owner's id."""
         return min((one.keeper.run for one in self.taken if one.keeper.run), default=self.owner)
+
+    @property
+    def keepers(self) -> dict[str, Keeper]:
+        """All claims, by batch."""
+        return self.entered | {one.batch: one.keeper for one in self.taken}
+
+    @property
+    def interrupted(self) -> list[str]:
+        """Keys of the killed runs that had entered batches."""
+        lines = Ledger(self.store).read()
+        mine = [_lines_of(name, keeper.run, lines) for name, keeper in self.entered.items()]
+        return sorted({line.run for found in mine for line in found})
+
+    def end(self) -> None:
+        """Publish as done what the ledger has of the batches here."""
+        lines = Ledger(self.store).read()
+        for name, keeper in self.keepers.items():
+            if mine := _lines_of(name, keeper.run, lines):
+                versions = (line.model_version for line in mine if line.model_version)
+                try:
+                    keeper.finish(model_version=next(versions, None), ledger=mine[-1].line_hash)
+                except LeaseLost:  # whoever has it publishes the same
+                    logger.info("batch %s: another run has it", name)
 
 
 @contextmanager
@@ -123,8 +148,8 @@ def _fill(desk: Desk, names: list[str], lease_s: float, folder: Path, kept: Exit
             desk.settled.append(name)
             continue
         keeper = kept.enter_context(Keeper(held, desk.store))
-        if (line := _committed(held, ledger.read())) is not None:
-            keeper.finish(model_version=line.model_version, ledger=line.line_hash)
+        if _lines_of(name, held.record.run, ledger.read()):
+            desk.entered[name] = keeper
             desk.settled.append(name)
             continue
         try:
@@ -143,10 +168,15 @@ def _fill(desk: Desk, names: list[str], lease_s: float, folder: Path, kept: Exit
     logger.info("desk: %d batches taken, %d settled", len(names), len(desk.settled))
 
 
-def _committed(held: Claim, lines: list[ChainedLine]) -> ChainedLine | None:
-    """The last line of this batch, if the run that its claim names had entered it."""
-    mine = [line for line in lines if (line.batch, line.run) == (held.batch, held.record.run)]
-    return mine[-1] if mine else None
+def own_run(run: str, batch: str) -> str:
+    """Key of a run for one batch that goes on alone, since all together failed."""
+    return f"{run}-{batch}"
+
+
+def _lines_of(batch: str, run: str | None, lines: list[ChainedLine]) -> list[ChainedLine]:
+    """What the run that a batch's claim names has entered of it, together with others or alone."""
+    keys = () if run is None else (run, own_run(run, batch))
+    return [line for line in lines if line.batch == batch and line.run in keys]
 
 
 def _take(keeper: Keeper, name: str, desk: Desk, ledger: Ledger, folder: Path) -> Taken:
@@ -197,8 +227,8 @@ def _known(lines: list[ChainedLine], store: Store) -> set[tuple[str, str]]:
 
 
 def _give_back(desk: Desk, reason: str) -> None:
-    for one in desk.taken:
+    for name, keeper in desk.keepers.items():
         try:
-            one.keeper.release(reason)
+            keeper.release(reason)
         except LeaseLost:
-            logger.info("batch %s: another run has it", one.batch)
+            logger.info("batch %s: another run has it", name)

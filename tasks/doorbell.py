@@ -3,8 +3,8 @@
 The bucket says which batch is where; a run only says that someone looks.  So a run too many finds
 nothing to take, and a run too few is made up for by the next sweep.
 
-The idempotency key is `<batch>-<sha256 of its manifest>-<service>`; the service is part of it since
-all deployments of a flow share their keys.  The server keeps a key for ever, also that of a run that
+The idempotency key is `<batch>-<sha256 of its manifest>-<service>`, with the service since all
+deployments of a flow share their keys.  The server keeps a key for ever, also that of a run that
 crashed before it took anything.  While its batch waits, the next run names the last one:
 
     <key>   <key>-after-<run 1>   <key>-after-<run 2> ...

@@ -104,9 +104,14 @@ class Needles:
 
 def spellings(text: str) -> set[bytes]:
     """The forms in which a text may lie in a file: plain, in JSON, in JSON within JSON, in HTML."""
-    plain = {json.dumps(text, ensure_ascii=ascii_only)[1:-1] for ascii_only in (True, False)}
-    nested = {json.dumps(one, ensure_ascii=False)[1:-1] for one in plain}
-    return {one.encode(errors="replace") for one in {text, html.escape(text)} | plain | nested}
+    once = _in_json({text})
+    return {
+        one.encode(errors="replace") for one in {text, html.escape(text)} | once | _in_json(once)
+    }
+
+
+def _in_json(texts: set[str]) -> set[str]:
+    return {json.dumps(one, ensure_ascii=plain)[1:-1] for one in texts for plain in (True, False)}
 
 
 def _hashed(windows: NDArray[np.uint64]) -> NDArray[np.uint64]:

@@ -34,6 +34,7 @@ from tasks.place import (
 )
 from tasks.registry import register_checkpoint
 from tasks.report import Where, show_in_prefect, write_report
+from tasks.shown import shown_settings
 from tasks.solve import SiteReport
 from tasks.tracking import (
     Tracking,
@@ -43,6 +44,7 @@ from tasks.tracking import (
     log_params,
     open_run,
 )
+from tasks.versions import model_of
 
 logger = logging.getLogger(__name__)
 Sets = dict[str, tuple[DataRef, Part]]
@@ -159,7 +161,7 @@ def register(
         truth_ratios=truth_ratios_of(exams, place) if exams else {},
     )
     write_report(run.where, found, place)
-    name = run.tracking.model_name or f"grom-{run.name}"
+    name = model_of(run.tracking, run.name)
     folder, uri = place.fetch(edited.artifact), edited.artifact.uri
     version = register_checkpoint(
         *run.where, folder, tags=tags, uri=uri, name=name, alias=ALIAS, deserved=passed
@@ -185,7 +187,7 @@ def register(
 def _origin(model: ModelRef, edit: EditRef, calibrated: CalibrationRef) -> dict[str, str]:
     """What a version was made from and how, as tags."""
     return {
-        "base_model": model.source,
+        "base_model": str(shown_settings({"source": model.source})["source"]),
         "base_fingerprint": model.fingerprint,
         "git_sha": git_sha(),
         "prefect.flow_run_id": str(flow_run.get_id()),

@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from mlflow.entities.model_registry import ModelVersion
 
 
-
 @dataclass(frozen=True, slots=True)
 class Version:
     """A registered version of a model."""

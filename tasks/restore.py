@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Collection
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,13 +20,13 @@ from tasks.aliases import (
     CHAMPION,
     PREVIOUS,
     PROMOTED,
-    REPLACES,
     ROLLED_BACK,
     PurgedVersion,
     aliases_of,
     check_fit,
     iso_now,
     point_alias,
+    replaced_by,
     version_of,
 )
 from tasks.tracking import Tracking, client_of
@@ -90,9 +91,23 @@ def restore(
     return step
 
 
-def close_step(tracking: Tracking, work: Path, name: str, step: Restored) -> None:
-    """Note that the ledger knows of a step back."""
-    _note(client_of(tracking, work), name, replace(step, is_open=False))
+def close_step(
+    tracking: Tracking, work: Path, name: str, step: Restored, dead: Collection[str]
+) -> None:
+    """Note that the ledger knows of a step.
+
+    Args:
+        tracking, work, name: see `restore`.
+        step: what `restore` gave.
+        dead: numbers of versions that no request counts on any more, as the ledger says after the
+            step.  If a run that had not heard of the step promoted one, it is taken back.
+    """
+    client = client_of(tracking, work)
+    for number in sorted(dead, key=int):
+        client.set_model_version_tag(name, number, ROLLED_BACK, step.to_version)
+    if aliases_of(client, name).get(CHAMPION) in dead:
+        _point(client, name, step.to_version)
+    _note(client, name, replace(step, is_open=False))
 
 
 def _last(client: MlflowClient, name: str) -> Restored | None:
@@ -114,7 +129,7 @@ def _goes_on(step: Restored, champion: str, to: str | None) -> bool:
 
 def _before(client: MlflowClient, name: str, champion: str, previous: str | None) -> str:
     if previous is None or previous == champion:  # killed in the middle of a promotion
-        previous = version_of(client, name, champion).tags.get(REPLACES)
+        previous = replaced_by(version_of(client, name, champion))
     if previous is None:
         raise ConfigError(
             f"{name}: no version served before {champion}, so name one with `--to`; `grom models` "
@@ -155,18 +170,20 @@ def _take(client: MlflowClient, name: str, step: Restored) -> None:
         }
         for key, value in facts.items():
             client.set_model_version_tag(name, number, key, value)
-    point_alias(client, name, CHAMPION, step.to_version)
-    _point_previous(client, name, target.tags.get(REPLACES))
+    _point(client, name, step.to_version)
     logger.info("%s: version %s serves again, after %s", name, step.to_version, step.from_version)
 
 
-def _point_previous(client: MlflowClient, name: str, before: str | None) -> None:
-    """Let `previous` point to a version, if that may still serve; else to none."""
+def _point(client: MlflowClient, name: str, number: str) -> None:
+    """Let a version serve, and `previous` point to what served before it, if that still may."""
+    if not point_alias(client, name, CHAMPION, number):
+        raise PurgedVersion(name, number)
+    before = replaced_by(version_of(client, name, number))
     try:
         if before is not None:
             check_fit(version_of(client, name, before))
-            point_alias(client, name, PREVIOUS, before)
-            return
+            if point_alias(client, name, PREVIOUS, before):
+                return
     except (PurgedVersion, ConfigError, MissingInput):
         logger.info("%s: version %s can no longer serve", name, before)
     if PREVIOUS in aliases_of(client, name):

@@ -21,9 +21,7 @@ database_uri = {database}
 """MLflow takes the administrator's name and password from the environment."""
 
 
-def prefect_server(
-    host: str, port: int, folder: Path, mark: str, ui_host: str | None = None
-) -> ServerCommand:
+def prefect_server(host: str, port: int, folder: Path, mark: str) -> ServerCommand:
     """Prefect's server, with its database in `PREFECT_HOME`.
 
     Args:
@@ -31,11 +29,11 @@ def prefect_server(
         port: port it binds to.
         folder: of its log.
         mark: of its processes.
-        ui_host: name and port by which browsers reach it, if that is not its own address.
     """
+    page = f"http://{reachable(host, port)}/api"
     environment = {
         # The page asks the API at this address; its own default is port 4200 whatever the port is.
-        "PREFECT_SERVER_UI_API_URL": f"http://{ui_host or reachable(host, port)}/api",
+        "PREFECT_SERVER_UI_API_URL": os.environ.get("PREFECT_SERVER_UI_API_URL") or page,
         # In memory, its default, leases are lost with the server: it then ends the runs that hold
         # one and never gives their slots back.
         "PREFECT_SERVER_CONCURRENCY_LEASE_STORAGE": (
@@ -72,6 +70,7 @@ def prefect_worker(pool: str, health_port: int, folder: Path, mark: str) -> Serv
         health=f"http://127.0.0.1:{health_port}/health",
         log=folder / "worker.log",
         mark=mark,
+        children_go_on=True,
     )
 
 

@@ -1,4 +1,4 @@
-"""Servers as child processes: started, asked for their health, started again, stopped to the last.
+"""Servers as child processes: started, asked for their health, stopped to the last.
 
 A worker runs each flow run in a session of its own, so a process group does not hold all that a
 server started.  Each server therefore carries a mark in its environment, which all its descendants
@@ -19,7 +19,6 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from http.client import HTTPException
 from pathlib import Path
-from threading import Event
 from typing import Self
 from urllib.error import HTTPError, URLError
 from urllib.request import Request, urlopen
@@ -34,8 +33,6 @@ TAIL_LINES, TAIL_BYTES = 20, 20_000
 START_S = 180.0
 STOP_S = 15.0
 POLL_S = 0.1
-FIRST_PAUSE_S, LONGEST_PAUSE_S = 1.0, 60.0
-"""Between two starts of a server that keeps dying; doubled each time."""
 
 
 class ServerFailed(GromError):
@@ -60,6 +57,8 @@ class ServerCommand:
     """Tells its processes from all others; the same each time the same service starts."""
     login: str | None = field(default=None, repr=False)
     """`user:password` to ask for its health with."""
+    children_go_on: bool = False
+    """What it started does not end when it dies and is started again."""
 
 
 class Server:
@@ -154,42 +153,11 @@ def stop_family(mark: str, grace_s: float = STOP_S) -> int:
     if grace_s > 0:
         _signal(members, signal.SIGTERM)
         psutil.wait_procs(members, timeout=grace_s)
-    # Some may have been started meanwhile.
-    while left := family(mark):
-        _signal(left, signal.SIGKILL)
-        psutil.wait_procs(left, timeout=STOP_S)
+    for _ in range(3):  # some may have been started meanwhile
+        if left := family(mark):
+            _signal(left, signal.SIGKILL)
+            psutil.wait_procs(left, timeout=STOP_S)
     return len(members)
-
-
-class Restarts:
-    """Starts servers again that died, after a pause that doubles while they keep dying."""
-
-    def __init__(self, servers: Sequence[Server], tell: Callable[[str], None]) -> None:
-        self._servers, self._tell = servers, tell
-        self._due_s: dict[str, float] = {}
-        self._pause_s: dict[str, float] = {}
-        self._started_s: dict[str, float] = {}
-
-    def keep(self, stopped: Event, poll_s: float = 0.5) -> None:
-        """Watch the servers until `stopped` is set."""
-        while not stopped.wait(poll_s):
-            for server in self._servers:
-                if not server.is_running():
-                    self._restart(server, time.monotonic())
-
-    def _restart(self, server: Server, now_s: float) -> None:
-        name = server.name
-        if name not in self._due_s:
-            lived_s = now_s - self._started_s.get(name, -LONGEST_PAUSE_S)
-            doubled = min(2 * self._pause_s.get(name, 0), LONGEST_PAUSE_S)
-            pause_s = max(FIRST_PAUSE_S, doubled if lived_s < LONGEST_PAUSE_S else 0)
-            self._due_s[name], self._pause_s[name] = now_s + pause_s, pause_s
-            log = server.command.log
-            self._tell(f"{name} ended; it starts again in {pause_s:.0f} s, its log is {log}")
-        elif now_s >= self._due_s[name]:
-            del self._due_s[name]
-            self._started_s[name] = now_s
-            server.start()
 
 
 def status_of(url: str, login: str | None = None, timeout_s: float = 5.0) -> int | None:

@@ -28,6 +28,11 @@ LONGEST_POLL_S = 20
 VISIBILITY_S = 180
 """A message is seen by nobody else for so long: ten of them, and a server that is slow."""
 MISSING_CODES = {"AWS.SimpleQueueService.NonExistentQueue", "QueueDoesNotExist"}
+REFUSED_CODES = REFUSING_CODES | {
+    "AccessDeniedException",
+    "InvalidClientTokenId",
+    "UnrecognizedClientException",
+}
 AWS_HOST = re.compile(r"sqs(?:-fips)?\.([a-z0-9-]+)\.amazonaws\.com(?:\.cn)?")
 DEFAULT_REGION = "us-east-1"
 
@@ -138,11 +143,13 @@ class Queue:
         code = code_of(error)
         if code in MISSING_CODES:
             return QueueMissing(self.url)
-        if isinstance(error, NO_CREDENTIALS) or code in REFUSING_CODES | {"InvalidClientTokenId"}:
+        if isinstance(error, NO_CREDENTIALS) or code in REFUSED_CODES:
             return QueueRefused(self.url, code or "no credentials were found")
         if isinstance(error, BAD_ADDRESS) or "Invalid endpoint" in str(error):
             return ConfigError(f"{self.url}: not a usable address. Check the URL of the queue.")
-        return QueueUnreachable(self.url, kind_of(error)) if passes(error) else None
+        if passes(error) or code is not None:
+            return QueueUnreachable(self.url, kind_of(error))
+        return None
 
 
 def poll(

@@ -145,7 +145,7 @@ def test_a_worker_runs_what_was_deployed(
     (tmp_path / "store").mkdir()
     deploy(cfg)
     prefect_worker(cfg.prefect_pool)
-    run = run_deployment(f"sweep/{cfg.name}", timeout=90, poll_interval=0.5, as_subflow=False)
+    run: Any = run_deployment(f"sweep/{cfg.name}", timeout=90, poll_interval=0.5, as_subflow=False)
     assert run.state.is_completed(), run.state.message
 
 
@@ -176,7 +176,7 @@ def test_what_a_placeholder_is_replaced_by_is_not_looked_into() -> None:
     assert filled(given, named, named) == {"a": ["{{ service.name }}", "x-n"], "b": 3}
     assert filled("{{ service }}", named, named) == named
     assert filled("{{ event.payload.batch }}", named, named) == "{{ event.payload.batch }}"
-    assert filled(["{{ service.none }}", 1, None], named, named) == [None, 1, None]
+    assert filled({"cron": "{{ service.none }}", "slug": "s"}, named, named) == {"slug": "s"}
 
 
 @pytest.mark.parametrize(

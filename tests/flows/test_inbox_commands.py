@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 
 import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner, Result
 
 from flows import inbox_commands
 from flows.cli import app
+from tasks import doorbell
 from tasks.bucket import Bucket
 from tasks.claims import claim, fail, finish, renew
 from tasks.inbox import check
@@ -108,3 +110,23 @@ def test_a_terminal_is_not_kept_waiting(root: str) -> None:
     opened = inbox_commands._open(root)
     assert isinstance(opened, Bucket)
     assert sum(opened.patience.waits_s()) < 1
+
+
+def test_a_service_is_told_if_its_server_is_there(
+    root: str, file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The batch is submitted either way."""
+    told: list[tuple[str, str]] = []
+    monkeypatch.setattr(doorbell, "announce", lambda *what: told.append(what))
+    result = grom("submit", file, "--batch", "march", "--ring", "support", "--store", root)
+    assert "told support" in result.output
+    assert told == [("march", "support")]
+
+    monkeypatch.undo()
+    with temporary_settings(updates={PREFECT_API_URL: "http://127.0.0.1:9/api"}):
+        result = grom("submit", file, "--batch", "march", "--ring", "support", "--store", root)
+    assert result.exit_code == 0
+    assert "support was not told" in result.output
+    assert "next sweep finds the batch" in result.output
+    assert "told support" not in result.output
+    assert "waiting" in grom("status", "march", "--store", root).output

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import io
 import random
+import subprocess
+import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from uuid import uuid4
 
+import fsspec
 import pytest
 
 from grom.errors import ConfigError, DataError, GromError
 from tasks.backends import PlainBackend, TooLarge
 from tasks.bucket import Bucket, CutShort, UnsafeStore
-from tasks.folder import LocalBackend
+from tasks.folder import LocalBackend, held, is_held
 from tasks.retries import AccessRefused, BucketMissing, Patience, StoreUnreachable, passes
+from tasks.s3 import S3Backend
 from tasks.store import Store
 from tests.faulty import FAULTS, QUICK, FaultyBackend, faulty, once, s3_error, storm
 
@@ -64,6 +69,100 @@ def test_listings_are_never_cached_and_sorted(store: Store, tmp_path: Path) -> N
     assert store.download("inbox/b/2", target, 10) == 3
     assert target.getvalue() == b"123"
     assert store.download("inbox/b/9", target, 10) is None
+
+
+def test_the_whole_store_is_listed(store: Store) -> None:
+    for name in ("top", "inbox/a/1", "claims/b"):
+        store.create(name, b"")
+    assert [entry.name for entry in store.entries(None)] == ["claims/b", "inbox/a/1", "top"]
+
+
+@LOCALLY
+def test_drafts_and_hidden_files_are_leftovers(store: Store) -> None:
+    store.create("solve/abc/file", b"123")
+    root, number = Path(store.root), uuid4().hex
+    (root / f"solve/.def.{number}/inner").mkdir(parents=True)
+    (root / f"solve/.def.{number}/inner/file").write_bytes(b"1234")
+    (root / f"solve/abc/.file.{number}").write_bytes(b"12")
+    (root / "solve/abc/.other").write_bytes(b"")
+    (root / "solve/abc/.lock").write_bytes(b"")
+    (root / f".probe-{number}").write_bytes(b"1")
+    left = store.leftovers()
+    assert [(one.name, one.kind, one.num_bytes) for one in left] == [
+        (f".probe-{number}", "draft", 1),
+        ("solve/abc/.other", "hidden", 0),
+        ("solve/abc/file", "draft", 2),
+        ("solve/def", "draft", 4),
+    ]
+    assert store.leftovers("solve/abc") == left[1:3]
+    for one in left + left:
+        store.drop(one)
+    assert store.leftovers() == []
+    assert [entry.name for entry in store.entries(None)] == ["solve/abc/file"]
+
+
+@ON_S3
+def test_uploads_that_were_not_ended_are_leftovers(store: Store) -> None:
+    store.create("a/b", b"")
+    assert store.leftovers() == []
+    bucket, _, prefix = store.root.removeprefix("s3://").partition("/")
+    fs = fsspec.filesystem("s3", key="testing", secret="testing", **store._options)
+    for name in ("a/c", "d"):
+        fs.call_s3("create_multipart_upload", Bucket=bucket, Key=f"{prefix}/{name}")
+    left = store.leftovers()
+    assert [(one.name, one.kind) for one in left] == [("a/c", "upload"), ("d", "upload")]
+    assert store.leftovers("a") == left[:1]
+    for one in left + left:
+        store.drop(one)
+    assert store.leftovers() == []
+    assert store.read("a/b") is not None
+
+
+@ON_S3
+@pytest.mark.parametrize("code", ["NotImplemented", "MethodNotAllowed"])
+def test_a_store_that_knows_no_versions_has_none(
+    store: Store, monkeypatch: pytest.MonkeyPatch, code: str
+) -> None:
+    async def refuse(*_: object, **__: object) -> None:
+        raise s3_error(OSError, code, 501)
+
+    assert isinstance(store.backend, S3Backend)
+    monkeypatch.setattr(store.backend.fs, "_call_s3", refuse)
+    assert store.leftovers() == []
+
+
+@ON_S3
+def test_a_store_that_hides_its_versions_is_named(
+    store: Store, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An erasure that cannot see old versions must not be believed."""
+
+    async def refuse(*_: object, **__: object) -> None:
+        raise s3_error(PermissionError, "AccessDenied", 403)
+
+    assert isinstance(store.backend, S3Backend)
+    monkeypatch.setattr(store.backend.fs, "_call_s3", refuse)
+    with pytest.raises(AccessRefused):
+        store.leftovers()
+
+
+def test_a_folder_is_held_until_its_holder_ends(tmp_path: Path) -> None:
+    assert not is_held(tmp_path / "none")
+    assert not is_held(tmp_path)
+    with held(tmp_path), held(tmp_path):
+        assert is_held(tmp_path)
+    assert not is_held(tmp_path)
+    code = "import sys; from pathlib import Path; from tasks.folder import held\n"
+    code += "with held(Path(sys.argv[1])): print('held', flush=True); sys.stdin.read()"
+    root = Path(__file__).parents[2]
+    command = [sys.executable, "-c", code, str(tmp_path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, cwd=root, **pipes) as holder:  # type: ignore[call-overload]
+        assert holder.stdout.readline() == b"held\n"
+        assert is_held(tmp_path)
+        holder.kill()
+        holder.wait()
+        assert not is_held(tmp_path)
 
 
 def test_large_objects_are_not_read(store: Store, tmp_path: Path) -> None:

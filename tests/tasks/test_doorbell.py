@@ -7,11 +7,8 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextvars import copy_context
+from contextvars import Context, copy_context
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
-from threading import Thread
 from typing import Any
 from uuid import UUID, uuid4
 
@@ -20,10 +17,10 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.events import AutomationCore, EventTrigger, Posture, RunDeployment
-from prefect.settings import PREFECT_API_URL, temporary_settings
+from prefect.settings import PREFECT_API_URL
 from prefect.states import Completed, Crashed, Paused, Pending, Running
 
-from grom.errors import GromError, MissingInput
+from grom.errors import MissingInput
 from tasks import doorbell
 from tasks.bucket import Bucket
 from tasks.claims import Claim, claim, fail, finish, release, renew
@@ -38,7 +35,6 @@ from tasks.doorbell import (
 )
 from tasks.inbox import NotReady
 from tasks.manifest import Refused
-from tasks.prefect_api import ServerRefused, ServerUnreachable
 from tasks.store import Store
 from tests.servers import PrefectService
 
@@ -94,16 +90,27 @@ def at(seconds: float) -> Callable[[], float]:
     return lambda: seconds
 
 
-def test_of_many_who_ring_at_once_one_starts_the_run(deployed: Deployed) -> None:
-    def once(_: int) -> Rung:
-        return copy_context().run(ring, "b", SHA, deployed.full)
+def race(deployed: Deployed, clock: Callable[[], float] | None = None) -> list[Rung]:
+    """Several who ring for one batch at once."""
+    contexts = [copy_context() for _ in range(4)]
 
-    contexts = [copy_context() for _ in range(8)]
-    with ThreadPoolExecutor(8) as pool:
-        rungs = list(pool.map(lambda context: context.run(once, 0), contexts))
-    assert len({rung.flow_run_id for rung in rungs}) == len(deployed.runs()) == 1
-    assert sum(rung.is_new for rung in rungs) == 1
-    assert not any(rung.wait_s for rung in rungs)
+    def once(context: Context) -> Rung:
+        return context.run(ring, "b", SHA, deployed.full, clock)
+
+    with ThreadPoolExecutor(len(contexts)) as pool:
+        return list(pool.map(once, contexts))
+
+
+def test_of_many_who_ring_at_once_one_starts_the_run(deployed: Deployed) -> None:
+    """The first one, and the one after a crash."""
+    first = race(deployed)
+    ended = deployed.put(first[0], Crashed())
+    second = race(deployed, at(ended + PAUSES_S[0]))
+    for rungs in (first, second):
+        assert len({rung.flow_run_id for rung in rungs}) == 1
+        assert sum(rung.is_new for rung in rungs) == 1
+        assert not any(rung.wait_s for rung in rungs)
+    assert len(deployed.runs()) == 2
 
 
 def test_the_deployment_s_parameters_stay_and_the_run_starts_now(deployed: Deployed) -> None:
@@ -298,73 +305,3 @@ def test_a_deployment_of_another_version_is_named(deployed: Deployed) -> None:
     )
     with pytest.raises(RunRefused, match=r"HTTP 409.*grom deploy"):
         ring("b", SHA, f"{deployed.full}-old")
-
-
-@pytest.fixture
-def impostor() -> Iterator[Callable[[int, str], str]]:
-    """An address that answers everything alike."""
-    servers: list[ThreadingHTTPServer] = []
-
-    def start(code: int, body: str) -> str:
-        class Handler(BaseHTTPRequestHandler):
-            def _answer(self) -> None:
-                self.rfile.read(int(self.headers.get("Content-Length", 0)))
-                self.send_response(code)
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body.encode())
-
-            do_GET = do_POST = _answer
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-        servers.append(server)
-        Thread(target=server.serve_forever, daemon=True).start()
-        return f"http://person:secret@127.0.0.1:{server.server_port}/api"
-
-    yield start
-    for server in servers:
-        server.shutdown()
-        server.server_close()
-
-
-@pytest.mark.parametrize(
-    ("code", "body", "kind", "words"),
-    [
-        (401, "", ServerRefused, "PREFECT_API_AUTH_STRING"),
-        (403, "", ServerRefused, "PREFECT_API_AUTH_STRING"),
-        (500, "", ServerUnreachable, "HTTP 500"),
-        (404, "", ServerUnreachable, "HTTP 404.*ends in /api"),
-        (200, "<html>", ServerUnreachable, "not the API of a Prefect server"),
-    ],
-)
-def test_a_server_that_does_not_help_is_named(
-    impostor: Callable[[int, str], str], code: int, body: str, kind: type[GromError], words: str
-) -> None:
-    address = {PREFECT_API_URL: impostor(code, body)}
-    with temporary_settings(updates=address):
-        with pytest.raises(kind, match=words) as raised:
-            ring("b", SHA, "unlearn-batches/x")
-        if code != 200:
-            with pytest.raises(kind, match=words):
-                announce("b", "x")
-    assert "secret" not in str(raised.value)
-    assert "127.0.0.1" in str(raised.value)
-
-
-def test_a_server_that_is_not_there_is_named() -> None:
-    with (
-        temporary_settings(updates={PREFECT_API_URL: "http://127.0.0.1:9/api"}),
-        pytest.raises(ServerUnreachable, match="ConnectError"),
-    ):
-        announce("b", "x")
-
-
-def test_without_a_server_none_is_started(tmp_path: Path) -> None:
-    with (
-        temporary_settings(restore_defaults={PREFECT_API_URL}),
-        pytest.raises(ServerUnreachable, match="PREFECT_API_URL is not set"),
-    ):
-        ring("b", SHA, "unlearn-batches/x")

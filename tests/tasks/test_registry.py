@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from grom.errors import ConfigError, MissingInput
+from tasks.aliases import PurgedVersion
 from tasks.registry import register_checkpoint, registered_folder
 from tasks.tracking import (
     Tracking,
@@ -114,6 +115,42 @@ def test_a_resumed_flow_continues_its_run(work: Path, client: MlflowClient) -> N
     assert client.get_run(first).info.status == "FINISHED"
 
 
+def test_what_is_done_decides_which_run_is_continued(work: Path, client: MlflowClient) -> None:
+    """Not which flow run does it, if there is a key."""
+    first, other, unkeyed = (
+        open_run(TRACKING, work, name="n", tags={}, flow_run_id=flow, run_key=key)
+        for flow, key in (("flow-3", "key-1"), ("flow-3", "key-2"), ("flow-5", None))
+    )
+    assert len({first, other, unkeyed}) == 3
+    again = open_run(TRACKING, work, name="n", tags={}, flow_run_id="flow-4", run_key="key-1")
+    assert again == first
+    tags = client.get_run(first).data.tags
+    assert (tags["grom.run"], tags["prefect.flow_run_id"]) == ("key-1", "flow-4")
+    assert "grom.run" not in client.get_run(unkeyed).data.tags
+
+
+def test_parameters_have_no_passwords_and_no_names(
+    work: Path, client: MlflowClient, run_id: str
+) -> None:
+    settings = {
+        "tracking": {"uri": "http://me:hush@host/"},
+        "retain": {"only": ["Jane"], "uri": "https://host/rows?signature=hush"},
+    }
+    log_params(TRACKING, work, run_id, settings)
+    uri = "s3://me:hush@host/rows"
+    log_dataset(
+        TRACKING, work, run_id, name="r", uri=uri, digest="d", context="c", num_rows=1
+    )  # fmt: skip
+    run = client.get_run(run_id)
+    assert run.data.params == {
+        "tracking.uri": "http://***@host/",
+        "retain.only": "1 groups",
+        "retain.uri": "https://host/rows?***",
+    }
+    assert run.inputs is not None
+    assert "hush" not in run.inputs.dataset_inputs[0].dataset.source
+
+
 def test_a_deleted_experiment_is_named(work: Path, client: MlflowClient) -> None:
     tracking = Tracking(experiment="gone")
     open_run(tracking, work, name="a", tags={}, flow_run_id="f")
@@ -210,6 +247,8 @@ def test_a_registered_checkpoint_loads_with_plain_transformers(
     assert (version.version, version.uri) == ("1", "models:/whole/1")
     found = client.get_model_version_by_alias("whole", "candidate")
     assert (str(found.version), found.run_id, found.tags["gate"]) == ("1", run_id, "passed")
+    size = sum(file.stat().st_size for file in checkpoint.iterdir())
+    assert found.tags["bytes"] == str(size)
     for uri in ("models:/whole@candidate", version.uri):
         folder = registered_folder(TRACKING, work, uri)
         assert folder != checkpoint
@@ -285,6 +324,42 @@ def test_a_failure_keeps_a_version_that_was_there(
 def test_what_is_no_checkpoint_is_not_registered(work: Path, run_id: str, tmp_path: Path) -> None:
     with pytest.raises(MissingInput, match=r"config\.json"):
         register(work, run_id, tmp_path, "empty")
+
+
+@pytest.mark.parametrize("tag", ["purging", "purged", "rolled_back_to"])
+def test_a_version_that_must_not_serve_is_not_used_again(
+    work: Path, client: MlflowClient, run_id: str, checkpoint: Path, tag: str
+) -> None:
+    register(work, run_id, checkpoint, tag)
+    client.set_model_version_tag(tag, "1", tag, "now")
+    assert register(work, run_id, checkpoint, tag).version == "2"
+
+
+def test_a_version_older_than_the_champion_is_not_used_again(
+    work: Path, client: MlflowClient, run_id: str, checkpoint: Path
+) -> None:
+    register(work, run_id, checkpoint, "old")
+    register(work, run_id, checkpoint, "old", uri="s3://b/other")
+    client.set_registered_model_alias("old", "champion", "1")
+    assert register(work, run_id, checkpoint, "old").version == "1"
+    client.set_registered_model_alias("old", "champion", "2")
+    assert register(work, run_id, checkpoint, "old").version == "3"
+
+
+def test_a_version_that_is_purged_while_it_is_registered_gets_no_alias(
+    work: Path, client: MlflowClient, run_id: str, checkpoint: Path, monkeypatch: Any
+) -> None:
+    register(work, run_id, checkpoint, "raced", deserved=False)
+    set_tag = MlflowClient.set_model_version_tag
+
+    def purged(self: MlflowClient, name: str, number: str, key: str, value: str) -> None:
+        set_tag(self, name, number, key, value)
+        set_tag(self, name, number, "purging", "now")
+
+    monkeypatch.setattr(MlflowClient, "set_model_version_tag", purged)
+    with pytest.raises(PurgedVersion):
+        register(work, run_id, checkpoint, "raced")
+    assert client.get_registered_model("raced").aliases == {}
 
 
 @pytest.mark.parametrize("uri", ["models:/nobody@candidate", "models:/nobody/3"])

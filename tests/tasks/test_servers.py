@@ -9,15 +9,8 @@ from threading import Event, Thread
 
 import pytest
 
-from tasks.servers import (
-    Restarts,
-    Server,
-    ServerCommand,
-    ServerFailed,
-    family,
-    is_taken,
-    status_of,
-)
+from tasks.servers import Server, ServerCommand, ServerFailed, family, is_taken, status_of
+from tasks.supervise import AlreadyUp, Restarts, only_one
 from tests.servers import free_port, new_mark
 
 WEB = """
@@ -144,3 +137,15 @@ def test_a_server_that_dies_starts_again_after_longer_and_longer_pauses(tmp_path
     ]
     assert when[1] - when[0] >= 1
     assert log.read_text() == "again\nagain\n"
+
+
+def test_a_work_folder_has_one_owner_who_ends_what_a_killed_one_left(tmp_path: Path) -> None:
+    left = python_server(tmp_path, "import time; time.sleep(600)").start()
+    marks = [left.command.mark]
+    with only_one(tmp_path, marks) as num_left:
+        assert num_left == 1
+        assert not left.is_running()
+        with pytest.raises(AlreadyUp, match="another folder"), only_one(tmp_path, marks):
+            pass
+    with only_one(tmp_path, marks) as num_left:
+        assert num_left == 0
