@@ -11,6 +11,7 @@ from flows.unlearn import examine_all, measured_sets, score_all
 from grom.config import DataConfig
 from tasks.accepted import Accepted, moments_of
 from tasks.apply import apply
+from tasks.audit import AuditRef
 from tasks.band import pin, pinned
 from tasks.calibrate import calibrate
 from tasks.collect import collect_forget, collect_retain, merge_forget
@@ -18,7 +19,17 @@ from tasks.count import count
 from tasks.desk import Taken
 from tasks.exam_log import log_exams
 from tasks.load import load_data, load_model
-from tasks.place import CalibrationRef, CollectRef, DataRef, EditRef, ModelRef, Place
+from tasks.place import (
+    CalibrationRef,
+    CheckpointRef,
+    CollectRef,
+    DataRef,
+    EditRef,
+    ModelRef,
+    Place,
+    ScoreRef,
+    SitesRef,
+)
 from tasks.reach import find_unreached
 from tasks.register import Registered, TrackedRun, register
 from tasks.select import select
@@ -43,11 +54,16 @@ class Solved:
 
     moments: Mapping[str, CollectRef]
     """Of each new batch."""
+    sites: SitesRef
+    retain: tuple[CollectRef, ...]
     edit: EditRef
     strength: CalibrationRef
     registered: Registered
     unreached: tuple[str, ...]
     """Requests that no edit of this kind can honour."""
+    edited: CheckpointRef
+    scores: tuple[ScoreRef, ...]
+    influence: AuditRef | None = None
 
 
 def load_inputs(cfg: ServiceConfig, place: Place) -> Inputs:
@@ -100,9 +116,7 @@ def solve_anew(
         collect_retain(model, data, sites, counted, cfg.collect, place) for data in kept
     )
     new = [
-        collect_forget(
-            model, part, sites, counted, cfg.target, cfg.collect, place, inputs.reference
-        )
+        collect_forget(model, part, sites, cfg.target, cfg.collect, place, inputs.reference)
         for part in parts
     ]
     forget_keys = merge_forget((*moments_of(earlier), *new), place)
@@ -122,7 +136,9 @@ def solve_anew(
         run, model, sets, sites, edit, strength, edited, scores, cfg.gate, place, exams, about
     )
     moments = {one.batch: ref for one, ref in zip(fresh, new, strict=True)}
-    return Solved(moments, edit, strength, registered, unreached)
+    return Solved(
+        moments, sites, retain_keys, edit, strength, registered, unreached, edited, scores
+    )
 
 
 def about_batches(fresh: Sequence[Taken], earlier: Sequence[Accepted]) -> dict[str, str]:

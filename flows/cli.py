@@ -1,4 +1,4 @@
-"""The command line: `grom run`, `demo`, `eval`, `attack`, `presets`, `schema`, `ui`."""
+"""The command line: one job (`run`, `demo`, `eval`, `attack`), and a service (`up`, `submit` ...)."""
 
 from __future__ import annotations
 
@@ -19,9 +19,11 @@ from flows import (
     measure,
     model_commands,
     up,
+    withdraw_commands,
 )
 from flows.config import UnlearnConfig
 from flows.presets import PRESETS, load
+from flows.service import ServiceConfig
 from flows.show import DEMO_NAMES, show_answers, show_outcome
 from flows.terminal import console, plain_logs, prepare_environment, readable_errors
 
@@ -39,6 +41,7 @@ app.command("attack")(attack_command.attack_model)
 app.command("submit")(inbox_commands.submit_batch)
 app.command("status")(inbox_commands.show_status)
 app.command("retry")(inbox_commands.retry_batch)
+app.command("withdraw")(withdraw_commands.withdraw_request)
 app.command("approve")(approval_commands.approve_batch)
 app.command("sweep")(doorbell_commands.sweep_inbox)
 app.command("listen")(doorbell_commands.listen_to_queue)
@@ -84,9 +87,12 @@ def presets() -> None:
 
 
 @app.command()
-def schema() -> None:
+def schema(
+    service: Annotated[bool, typer.Option("--service", help="That of a service.")] = False,
+) -> None:
     """Print the JSON schema of the configuration."""
-    console.print_json(json.dumps(UnlearnConfig.model_json_schema()))
+    settings = ServiceConfig if service else UnlearnConfig
+    console.print_json(json.dumps(settings.model_json_schema()))
 
 
 @app.command()

@@ -76,7 +76,7 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
             collect_retain(model, data, sites, counted, cfg.collect, place) for data in kept
         )
         forget_keys = collect_forget(
-            model, forget, sites, counted, cfg.target, cfg.collect, place, reference
+            model, forget, sites, cfg.target, cfg.collect, place, reference
         )
         edit = solve(model, retain_keys, forget_keys, sites, cfg.ridge, cfg.target, place)
         strength = calibrate(

@@ -9,12 +9,15 @@ from pathlib import Path
 from prefect import flow
 from prefect.runtime import flow_run
 
-from flows.anew import Inputs, load_inputs, solve_anew
+from flows.anew import Inputs, Solved, load_inputs, solve_anew
 from flows.approval import NotApproved, approve, refuse_without_worker
 from flows.service import ServiceConfig
 from grom.config import Config
 from grom.errors import DataError, GromError, SolveError
-from tasks.accepted import accepted
+from tasks.accepted import Accepted, accepted
+from tasks.certificates import signing_key
+from tasks.certified import Made
+from tasks.certify import asked_of, certify, certify_repeated
 from tasks.claims import LeaseLost
 from tasks.commit import Verdict, commit, finish_runs, promote_honoured
 from tasks.desk import Desk, Taken, at_desk, own_run
@@ -69,6 +72,7 @@ def unlearn_batches(cfg: ServiceConfig, batch: str | None = None) -> Summary:
     that a bad one does not hold up the others.
     """
     refuse_without_worker(cfg)
+    signing_key()  # a bad one must be found before hours of work
     place = Place(work=cfg.work, store=cfg.store)
     owner = str(flow_run.get_id())
     done: list[str] = []
@@ -123,6 +127,9 @@ def honour(
     fresh = [one for one in taken if one.rows.stat().st_size]
     if not fresh:
         nothing_new = Verdict.of_latest(earlier, run_key, head)
+        latest = max(earlier, key=lambda one: int(one.model_version))
+        certificates = certify_repeated(asked_of(taken), latest, run_key, head, place)
+        nothing_new = nothing_new.model_copy(update={"certificates": certificates})
         commit(taken, [None] * len(taken), nothing_new, desk.store)
         return
     settings = cfg.model_dump(mode="json")
@@ -136,8 +143,32 @@ def honour(
             model_version=solved.registered.version,
             edit=solved.edit.artifact.key,
             nats=solved.strength.nats,
+            sites=solved.sites,
+            retain=solved.retain,
             unreached=solved.unreached,
             approver=approve(cfg, solved.registered, taken),
             head=head,
         )
+        certificates = certify(
+            asked_of(taken), _made(solved, inputs, earlier, verdict), settings, place
+        )
+        verdict = verdict.model_copy(update={"certificates": certificates})
         commit(taken, [solved.moments.get(one.batch) for one in taken], verdict, desk.store)
+
+
+def _made(solved: Solved, inputs: Inputs, earlier: Sequence[Accepted], verdict: Verdict) -> Made:
+    return Made(
+        run=verdict.run,
+        base=inputs.model,
+        edit=solved.edit,
+        strength=solved.strength,
+        edited=solved.edited,
+        scores=solved.scores,
+        registered=solved.registered,
+        unreached=solved.unreached,
+        approver=verdict.approver,
+        head=verdict.head,
+        moments=dict(solved.moments),
+        earlier=tuple(earlier),
+        influence=solved.influence,
+    )

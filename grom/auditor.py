@@ -1,8 +1,8 @@
 """Measures the influence of every request on the edit, in one pass over the forget keys.
 
-For each request its leave-one-out change of P with s, mu and alpha frozen (`grom.changes`); what that
-change does to the logits of its own answers, to those of the other requests and to the retain keys;
-and the request's part of P, parts that add up to P:
+For each request its leave-one-out change of P with s, mu and alpha frozen (`grom.changes`); what
+that change does to the logits of its own answers, to those of the other requests and to the retain
+keys; and the request's part of P, parts that add up to P:
 
     P = sum_e P_e,   P_e = c D_e K_eT A^-1,   c = w_f/s
 
@@ -12,8 +12,8 @@ With P - P_-e = YT X nothing of the size of P is needed for a request:
 
 Work: A^-1 K and G_r A^-1 K, 4 N^2 operations a key, where adding a key to the moments takes 2 N^2.
 
-Shapes: T tokens of all requests of a chunk, N inputs of W, C outputs that are kept (`grom.changes`),
-K distinct tokens.
+Shapes: T tokens of all requests of a chunk, N inputs of W, C outputs that are kept, K distinct
+tokens.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """What P would be without some keys, as factors: nothing of the size of P for a request.
 
 With X = K_eT A^-1 (t, N) and Y from `downdate` (t, C) the change is P - P_-e = YT X, and the
-request's part of P is P_e = c D_e X.  The work that grows with N^2 is done for many requests at once.
-A request with more keys than inputs, or whose downdate would lose digits, is taken out of A before A
-is factorised again, with the same s, mu and alpha:
+request's part of P is P_e = c D_e X.  The work that grows with N^2 is done for many requests at
+once.  A request with more keys than inputs, or whose downdate would lose digits, is taken out of A
+before A is factorised again, with the same s, mu and alpha:
 
     P - P_-e = c (D_e K_eT - P K_e K_eT) (A - c K_e K_eT)^-1
 

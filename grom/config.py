@@ -100,11 +100,30 @@ class CollectConfig(Config):
     """Tokens in one window of running text."""
     memory_gb: float | None = Field(default=None, gt=0)
     """Memory that the run may take; not given: what is free."""
+    keep_request_keys: bool = False
+    """Keep the keys of every request beside the moments, so that one can be withdrawn, and its
+    influence measured anew, without its text.  They take tokens x inputs x 4 bytes a site, and tell
+    what the text was about: gold tokens are among them."""
 
     @property
     def facts(self) -> dict[str, int]:
         """What determines the order in which tokens are summed."""
         return {"batch_tokens": self.batch_tokens, "window_examples": self.window_examples}
+
+
+class AuditConfig(Config):
+    """What is measured of each request's influence on the edit."""
+
+    top: int = Field(default=3, ge=1)
+    """Length of the lists of most and least influential requests."""
+    refit: Literal["none", "extremes", "all"] = "extremes"
+    """Whose influence is also measured with s, mu and alpha anew, which takes a whole solve each:
+    nobody's, of those in the two lists, or everybody's."""
+    exact_log_probs: bool = False
+    """Also run the model with and without each of the most influential requests, and measure its
+    own answers: direct effects leave out what happens on the way to the last layer."""
+    retain_groups: int = Field(default=0, ge=0)
+    """Retain groups, spread evenly over the set, whose absence is measured: what they protect."""
 
 
 class AutoStrength(Config):

@@ -44,7 +44,7 @@ class Influence:
     others_effect_nats: float
     """The same of the other requests' positions: what it forgets for them."""
     retain_effect: float | None
-    """Mean over the retain tokens of |(P - P_-e) k|^2; None: sites that were not solved together."""
+    """Mean over the retain tokens of |(P - P_-e) k|^2; None: sites not solved together."""
     part_norm: float
     """|P_e| / |P|."""
     share: float

@@ -26,7 +26,7 @@ from grom.errors import BrokenLedger
 
 GENESIS = "0" * 64
 """What the first line follows."""
-STATES = ("honoured", "refused", "rolled back")
+STATES = ("honoured", "refused", "rolled back", "withdrawn")
 MIN_SALT_BYTES = 16
 
 

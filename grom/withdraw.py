@@ -120,15 +120,19 @@ class System:
         alpha_V = specificity(moved.counts_V, self.retain.counts_V, self.special)
         name = " ... ".join(dict.fromkeys((self.sites[0], self.sites[-1])))
         factor = factorise(self.retain, moved, self.ridge, site=name, widths=self.widths)
-        cross = target_cross(
-            moved,
+        cross = self.cross(moved, alpha_V)
+        return Solved(alpha_V, factor, solve_factored(cross, factor, self.ridge))
+
+    def cross(self, forget: KeyMoments, alpha_V: Tensor) -> LowRank:
+        """D X_fT of some forget moments at unit strength."""
+        return target_cross(
+            forget,
             alpha_V,
             self.unembedding_VM,
             self.target,
             head=self.head,
             redirect_token=self.redirect_token,
         )
-        return Solved(alpha_V, factor, solve_factored(cross, factor, self.ridge))
 
     def matrix(self, factor: RidgeFactor, without_NN: Tensor) -> Tensor:
         """A without some of its forget keys, s and mu as in the factor.

@@ -16,10 +16,10 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from grom.ledger import ChainedLine
 from tasks.artifacts import Artifact, CorruptArtifact, canonical_json
 from tasks.bucket import Bucket
-from tasks.place import CollectRef
+from tasks.place import CollectRef, SitesRef
 
 RUNS = "runs"
-HONOURED, REFUSED, ROLLED_BACK = "honoured", "refused", "rolled back"
+HONOURED, REFUSED, ROLLED_BACK, WITHDRAWN = "honoured", "refused", "rolled back", "withdrawn"
 
 
 class Accepted(BaseModel):
@@ -39,6 +39,9 @@ class Accepted(BaseModel):
     """Key of the edit that the version was made with."""
     nats: float
     """Strength of that edit: the mean direct drop of all suppressed positions."""
+    sites: SitesRef
+    retain: tuple[CollectRef, ...]
+    """Retain moments that it was solved with."""
     approver: str
     """Who promoted it: a person, or `gate`."""
 

@@ -28,6 +28,7 @@ SCHEMA = {
     "apply": 1,
     "evaluate": 3,
     "attack": 1,
+    "audit": 1,
     "register": 1,
 }
 """Version of the mathematics of each stage; raise it when the same facts give other bytes."""

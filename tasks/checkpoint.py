@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from grom.apply import ROW_BLOCK, Edit, Rounding, add_
+from grom.apply import Edit, Rounding, add_
 from grom.errors import ErasedByRounding, MissingTensor
 from grom.sites import Site
 from grom.target import LowRank
@@ -46,8 +46,8 @@ SPLIT = "model-00001-of-00002.safetensors"
 ADDED_HEAD = "model-head.safetensors"
 CONFIG = "config.json"
 EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
-BLOCK_BYTES = 1 << 25
-"""Rows of P that are in memory at once, if they are more than `ROW_BLOCK` rows."""
+BLOCK_BYTES = 1 << 21
+"""Rows of P that are in memory at once, in float64: they and what is made of them fit in a cache."""
 Tensors = dict[str, tuple[Path, Stored]]
 
 
@@ -113,7 +113,7 @@ def _record(
 def _add(site: Site, weight_MN: Tensor, updates: Updates) -> Rounding:
     """Add P to W in place, some rows at a time, and sum up what rounding did."""
     num_rows, num_inputs = weight_MN.shape
-    step = max(1, BLOCK_BYTES // (8 * num_inputs * ROW_BLOCK)) * ROW_BLOCK
+    step = max(1, BLOCK_BYTES // (8 * num_inputs))
     if num_rows <= step or updates.whole(site).rows_K is not None:
         return add_(site, weight_MN, updates.whole(site))
     parts = []

@@ -3,9 +3,11 @@ the union of forget sets, from those of each."""
 
 from __future__ import annotations
 
+import dataclasses
 import logging
 import time
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +25,7 @@ from tasks.codecs import read_json
 from tasks.models import OpenModel, open_model
 from tasks.place import CollectRef, CountRef, DataRef, ModelRef, Place, SitesRef
 from tasks.progress import tracked
+from tasks.request_keys import KeyWriter
 from tasks.select import chosen_sites
 from tasks.statistics import load_collected, load_moments, moment_names, save_collected
 from tasks.streams import batch_stream
@@ -59,7 +62,6 @@ def collect_forget(
     model: ModelRef,
     forget: DataRef,
     sites: SitesRef,
-    counted: CountRef,
     target: TargetConfig,
     config: CollectConfig,
     place: Place,
@@ -69,7 +71,8 @@ def collect_forget(
 
     They depend on the model, the sites and these examples, on nothing else: not on the retain set,
     nor on what is forgotten besides.  So examples go through the model one by one, for in a batch
-    the neighbours of an example change the last digits of its keys.
+    the neighbours of an example change the last digits of its keys.  With `keep_request_keys` the
+    keys are kept beside the moments.
     """
     replace = target.kind == "replacement"
     facts = common_facts(model, sites, config) | {
@@ -77,13 +80,17 @@ def collect_forget(
         "replace": replace,
         "reference": reference.fingerprint if replace and reference else None,
     }
+    if config.keep_request_keys:
+        facts["request_keys"] = True
 
     def write(folder: Path) -> None:
         opened = open_model(Path(model.folder), text_window=config.text_window)
         plan = forget_plan(opened, target, config, reference)
         stream = batch_stream(opened.rendering, forget, config, alone=True)
-        stream = tracked(stream, "collect forget", counted.num_forget)
-        save_collected(folder, _collect(opened, sites, stream, plan), facts)
+        stream = tracked(stream, "collect forget", forget.num_rows)
+        with KeyWriter(folder) if config.keep_request_keys else nullcontext() as keep:
+            collected = _collect(opened, sites, stream, dataclasses.replace(plan, keep=keep))
+        save_collected(folder, collected, facts)
 
     return _cached(facts, write, place)
 
@@ -124,7 +131,7 @@ def united_facts(parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     data = [facts for part in parts for facts in part["data"]]
     if len({canonical_json(facts) for facts in data}) < len(data):
         raise ConfigError("a forget set is to be merged with itself; name each batch once")
-    own = ("data", "parts")
+    own = ("data", "parts", "request_keys")
     common, *others = ({k: v for k, v in part.items() if k not in own} for part in parts)
     for other in others:
         if changed := sorted(key for key in common if common[key] != other.get(key)):

@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
+from pydantic import Field
 
 from grom.config import Config
 from grom.ledger import LedgerLine
@@ -22,7 +24,7 @@ from tasks.bucket import Bucket
 from tasks.claims import iso
 from tasks.desk import Taken
 from tasks.ledger import Ledger
-from tasks.place import CollectRef
+from tasks.place import CollectRef, SitesRef
 from tasks.tracking import KEY_TAG, Tracking, client_of
 from tasks.versions import promote
 
@@ -39,11 +41,16 @@ class Verdict(Config):
     edit: str
     """Key of the edit."""
     nats: float
+    sites: SitesRef
+    retain: tuple[CollectRef, ...]
+    """Retain moments."""
     unreached: tuple[str, ...]
     """Requests that the edit cannot honour."""
     approver: str
     head: str
     """Hash of the ledger's last line when the run read what was accepted."""
+    certificates: dict[str, str] = Field(default_factory=dict)
+    """sha256 of the certificate, by batch."""
 
     @classmethod
     def of_latest(cls, earlier: Sequence[Accepted], run: str, head: str) -> Verdict:
@@ -55,6 +62,8 @@ class Verdict(Config):
             model_version=last.model_version,
             edit=last.edit,
             nats=last.nats,
+            sites=last.sites,
+            retain=last.retain,
             unreached=(),
             approver=last.approver,
             head=head,
@@ -94,6 +103,8 @@ def _record(one: Taken, moments: Artifact | None, verdict: Verdict) -> Accepted:
         model_version=verdict.model_version,
         edit=verdict.edit,
         nats=verdict.nats,
+        sites=verdict.sites,
+        retain=verdict.retain,
         approver=verdict.approver,
     )
 
@@ -107,7 +118,7 @@ def _lines(taken: Sequence[Taken], verdict: Verdict, finished: str) -> list[Ledg
             received=iso(one.checked.received),
             run=verdict.run,
             model_version=None if request in unreached else verdict.model_version,
-            certificate=None,
+            certificate=verdict.certificates.get(one.batch),
             state=REFUSED if request in unreached else HONOURED,
             started=one.started,
             finished=finished,
@@ -128,7 +139,7 @@ def finish_runs(tracking: Tracking, work: str, run_keys: Sequence[str]) -> None:
             client.set_terminated(run.info.run_id, "FINISHED")
 
 
-@task
+@task(cache_policy=NO_CACHE)  # the ledger is no argument
 def promote_honoured(bucket_root: str, tracking: Tracking, work: str, name: str) -> str | None:
     """Give the alias `champion` to the newest version that a request in the ledger counts on.
 

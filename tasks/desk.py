@@ -95,7 +95,11 @@ class Desk:
             if mine := _lines_of(name, keeper.run, lines):
                 versions = (line.model_version for line in mine if line.model_version)
                 try:
-                    keeper.finish(model_version=next(versions, None), ledger=mine[-1].line_hash)
+                    keeper.finish(
+                        model_version=next(versions, None),
+                        certificate=mine[-1].certificate,
+                        ledger=mine[-1].line_hash,
+                    )
                 except LeaseLost:  # whoever has it publishes the same
                     logger.info("batch %s: another run has it", name)
 

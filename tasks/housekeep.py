@@ -16,6 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from grom.config import Config
 from tasks import claims
@@ -83,13 +84,13 @@ def live_claims(bucket: Bucket) -> list[Seen]:
     ]
 
 
-@task
+@task(cache_policy=NO_CACHE)
 def settle_outcomes(place: Place, dry_run: bool = False) -> Tidied:
     """Publish outcomes that killed workers left in their claims."""
     return Tidied(step="outcomes published", places=tuple(settle(opened(place, dry_run))))
 
 
-@task
+@task(cache_policy=NO_CACHE)
 def erase_due(
     place: Place,
     after_days: float = 0.0,
@@ -106,7 +107,7 @@ def erase_due(
     return Tidied(step="raw requests erased", places=tuple(places), num_bytes=num_bytes)
 
 
-@task
+@task(cache_policy=NO_CACHE)
 def remove_strays(place: Place, dry_run: bool = False) -> Tidied:
     """Remove unfinished uploads and drafts of killed writers, and objects of probes."""
     bucket = opened(place, dry_run)
@@ -131,7 +132,7 @@ def remove_strays(place: Place, dry_run: bool = False) -> Tidied:
     )
 
 
-@task
+@task(cache_policy=NO_CACHE)
 def remove_orphans(place: Place, dry_run: bool = False) -> Tidied:
     """Remove files of artifacts that no marker names, ledger files that are no segment, and notes
     of runs whose batches have all ended."""

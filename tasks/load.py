@@ -9,6 +9,7 @@ import tempfile
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from grom.config import DataConfig, HoldOutConfig, ModelConfig
 from grom.errors import EmptySet, MalformedRow
@@ -25,7 +26,7 @@ SHOWN_BAD_ROWS = 5
 REGISTERED = "models:/"
 
 
-@task
+@task(cache_policy=NO_CACHE)  # what it looks at lies outside of its arguments
 def load_model(
     config: ModelConfig,
     place: Place,
@@ -65,7 +66,7 @@ def _plain(config: ModelConfig, folder: Path, place: Place) -> Path:
     return place.fetch(artifact)
 
 
-@task
+@task(cache_policy=NO_CACHE)
 def load_data(
     config: DataConfig, place: Place, role: str, hold_out: HoldOutConfig | None = None
 ) -> DataRef:

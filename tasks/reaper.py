@@ -14,6 +14,7 @@ from pathlib import Path
 from uuid import UUID
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
@@ -43,7 +44,7 @@ UUID_TEXT = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 ARTIFACT = re.compile(r"(?P<key>[a-z]+/[0-9a-f]{16})(/[0-9a-f]*)?")
 
 
-@task
+@task(cache_policy=NO_CACHE)
 def mark_crashed(place: Place, dry_run: bool = False) -> Tidied:
     """Mark flow runs whose worker was killed as Crashed, so that they hold no slot any more.
 
@@ -69,7 +70,7 @@ def mark_crashed(place: Place, dry_run: bool = False) -> Tidied:
     return Tidied(step="flow runs marked as crashed", places=tuple(marked))
 
 
-@task
+@task(cache_policy=NO_CACHE)
 def close_killed(tracking: Tracking, place: Place, dry_run: bool = False) -> Tidied:
     """End the MLflow runs on which nobody works any more."""
     bucket, killed = place.open(), []
@@ -87,7 +88,7 @@ def close_killed(tracking: Tracking, place: Place, dry_run: bool = False) -> Tid
     return Tidied(step="MLflow runs closed", places=tuple(killed))
 
 
-@task
+@task(cache_policy=NO_CACHE)
 def purge_versions(
     tracking: Tracking,
     name: str,

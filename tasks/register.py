@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import Pause
 from prefect.runtime import flow_run
 
@@ -116,7 +117,7 @@ def tracked_run(
     close_run(*run.where)
 
 
-@task
+@task(cache_policy=NO_CACHE)  # done again, it finds its version
 def register(
     run: TrackedRun,
     model: ModelRef,

@@ -122,8 +122,8 @@ def revert(folder: Path, out: Path) -> Reverted:
         NotEnoughDisk: the base does not fit.
     """
     started = time.perf_counter()
-    open_edit(folder / EDIT)
     edited = EditedCheckpoint(folder)
+    open_edit(folder / EDIT)
     files = edited.undo.files
     with new_folder(out, sum(content.num_bytes for content in files.values())) as draft:
         for name in edited.undo.added:

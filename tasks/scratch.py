@@ -12,6 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from prefect import task
+from prefect.cache_policies import NO_CACHE
 
 from tasks.erase import DAY_S, copies, remove_path
 from tasks.folder import LocalBackend, is_held, last_change, size_of
@@ -27,7 +28,7 @@ UNREAD_DAYS, UNREAD_DAYS_LIVE = 1.0, 7.0
 """What was read within this time stays even so; the second while a run is under way."""
 
 
-@task
+@task(cache_policy=NO_CACHE)
 def clean_scratch(place: Place, dry_run: bool = False) -> Tidied:
     """Remove drafts, copies and temporary folders of runs that were killed, stale journals, and
     old local reports, which MLflow has, too."""
@@ -49,7 +50,7 @@ def clean_scratch(place: Place, dry_run: bool = False) -> Tidied:
     )
 
 
-@task
+@task(cache_policy=NO_CACHE)
 def trim_cache(
     place: Place, max_bytes: float = CACHE_BYTES, days: float = CACHE_DAYS, dry_run: bool = False
 ) -> Tidied:

@@ -30,7 +30,7 @@ DEFAULT_BAND_SHARE = 5
 """The band is a fifth of the layers unless its width is given."""
 
 
-@task
+@task(tags=["gpu"])
 def select(
     model: ModelRef,
     forget: DataRef,

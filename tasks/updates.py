@@ -25,6 +25,7 @@ from tasks.tensors import DTYPES, Stored, chunks, mapped, read_header
 
 FACTORS = "edit.safetensors"
 SITES = "edit.json"
+PARTS = ("right", "left", "rows")
 
 
 class Updates(Protocol):
@@ -88,6 +89,7 @@ class StoredUpdates:
             BrokenCheckpoint: its files cannot be read.
         """
         self.folder = folder
+        self._sha256: str | None = None
         if not (folder / FACTORS).is_file():
             raise MissingInput(str(folder / FACTORS), "no such file in the edit")
         with damage_named(folder):
@@ -132,17 +134,18 @@ class StoredUpdates:
         return LowRank(right_KN, self._mapped(left), None, self.num_outputs[site])
 
     def sha256(self) -> str:
-        """See `Updates`."""
-        sha = hashlib.sha256()
-        for site in self.sites:
-            sha.update(_about(site, self.num_outputs[site]))
-            for part in ("right", "left", "rows"):
-                region = self.region(site, part)
-                if region is not None:
-                    sha.update(_shape_of(part, region.shape))
-                    for chunk in chunks(self.folder / FACTORS, region):
-                        sha.update(chunk)
-        return sha.hexdigest()
+        """See `Updates`.  Read once."""
+        if self._sha256 is None:
+            sha = hashlib.sha256()
+            for site in self.sites:
+                sha.update(_about(site, self.num_outputs[site]))
+                for part in PARTS:
+                    if (region := self.region(site, part)) is not None:
+                        sha.update(_shape_of(part, region.shape))
+                        for chunk in chunks(self.folder / FACTORS, region):
+                            sha.update(chunk)
+            self._sha256 = sha.hexdigest()
+        return self._sha256
 
     def _mapped(self, region: Stored | None) -> Tensor | None:
         return None if region is None else mapped(self.folder / FACTORS, region, write=False)

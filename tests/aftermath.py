@@ -15,15 +15,17 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from urllib.parse import urlparse
 
+import torch
+
 from flows.service import ServiceConfig
 from tasks.erase import copies, is_raw
 from tasks.folder import LOCK
 from tasks.ledger import Ledger
-from tests.services import bucket_of
+from tests.services import bucket_of, dense_edit
 
 Rows = list[tuple[str, ...]]
 CHANGING = (
-    (re.compile(r"^(runs/[^/]+/)[^/]+/"), r"\1*/"),
+    (re.compile(r"^((?:runs|certificates)/[^/]+/)[^/]+/"), r"\1*/"),
     (re.compile(r"^(desks/)[^/]+\.json"), r"\1*.json"),
     (re.compile(r"^(ledger/\d+)-[0-9a-f]{16}"), r"\1-*"),
     (re.compile(r"^(load/)[^/]+/"), r"\1*/"),
@@ -75,11 +77,6 @@ def aftermath(cfg: ServiceConfig) -> Aftermath:
     )
 
 
-def leftovers(cfg: ServiceConfig, undisturbed: Counter[str]) -> list[str]:
-    """What is there beyond what an undisturbed history leaves, as names with `*`."""
-    return sorted((everything(cfg) - undisturbed).elements())
-
-
 def everything(cfg: ServiceConfig) -> Counter[str]:
     """All files of the store, hidden ones too, those in scratch, and models without a version."""
     store, work = Path(cfg.store), Path(cfg.work)
@@ -94,6 +91,23 @@ def everything(cfg: ServiceConfig) -> Counter[str]:
     return Counter(_plain(name) for name in found)
 
 
+def assert_same_update(found: Path, expected: Path) -> None:
+    """Both models differ from the base by the same P."""
+    updates = dense_edit(found)
+    for name, update_MN in dense_edit(expected).items():
+        assert torch.dist(updates[name], update_MN) <= 1e-9 * update_MN.norm()
+
+
+def champion_folder(cfg: ServiceConfig) -> Path | None:
+    """Files of the model that is in service."""
+    sources = _asked(
+        cfg,
+        "select coalesce(storage_location, source) from model_versions natural join"
+        " (select name, version from registered_model_aliases where alias = 'champion')",
+    )
+    return Path(urlparse(sources[0][0]).path) if sources else None
+
+
 def _plain(name: str) -> str:
     for pattern, instead in CHANGING:
         name = pattern.sub(instead, name)
@@ -105,19 +119,15 @@ def _ended(folder: str, names: list[str]) -> tuple[str, ...]:
 
 
 def _champion(cfg: ServiceConfig) -> tuple[tuple[str, str], ...]:
-    sources = _asked(
-        cfg,
-        "select coalesce(storage_location, source) from model_versions natural join"
-        " (select name, version from registered_model_aliases where alias = 'champion')",
-    )
-    if not sources:
+    folder = champion_folder(cfg)
+    if folder is None:
         return ()
-    folder = Path(urlparse(sources[0][0]).path)
     names = ("model.safetensors", "edit/edit.safetensors")
     return tuple((name, hashlib.sha256((folder / name).read_bytes()).hexdigest()) for name in names)
 
 
 def _versions(cfg: ServiceConfig) -> Rows:
+    number = "cast(version as text)"
     tag = "(select value from model_version_tags t where t.name = v.name and t.version = v.version"
     aliases = (
         "(select group_concat(alias) from (select alias from registered_model_aliases a"
@@ -125,8 +135,8 @@ def _versions(cfg: ServiceConfig) -> Rows:
     )
     return _asked(
         cfg,
-        f"select version, {tag} and key = 'batches'), {tag} and key = 'gate'), {aliases}"
-        " from model_versions v where current_stage <> 'Deleted_Internal' order by version",
+        f"select {number}, {tag} and key = 'batches'), {tag} and key = 'gate'), {aliases}"
+        " from model_versions v where current_stage <> 'Deleted_Internal' order by v.version",
     )
 
 

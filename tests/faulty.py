@@ -15,15 +15,20 @@ from __future__ import annotations
 import errno
 import random
 import tempfile
+import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
+from unittest.mock import patch
 
 from botocore.exceptions import ClientError
 
 from tasks.backends import Backend, Entry, Found
+from tasks.bucket import Bucket
 from tasks.retries import Patience
 from tasks.store import Store
 
@@ -55,10 +60,27 @@ def once(fault: str) -> Choose:
     return choose
 
 
-def storm(seed: int, share: float = 0.3) -> Choose:
+def storm(seed: int, share: float = 0.3, faults: Sequence[str] = FAULTS) -> Choose:
     """Any request meets any fault, with a probability."""
     numbers = random.Random(seed)
-    return lambda _: numbers.choice(FAULTS) if numbers.random() < share else None
+    return lambda _: numbers.choice(faults) if numbers.random() < share else None
+
+
+@contextmanager
+def bad_connection(choose: Choose, delay_s: float = 0.0) -> Iterator[Counter[str]]:
+    """Within the block every bucket of this process has a bad connection; the faults it met."""
+    plain, faults = Bucket.__dict__["backend"], Counter[str]()
+
+    def chosen(operation: str) -> str | None:
+        time.sleep(delay_s)
+        fault = choose(operation)
+        faults.update([fault] if fault else [])
+        return fault
+
+    broken = cached_property(lambda bucket: FaultyBackend(plain.func(bucket), chosen))
+    broken.__set_name__(Bucket, "backend")
+    with patch.object(Bucket, "backend", broken), patch("tasks.bucket.Patience", lambda: QUICK):
+        yield faults
 
 
 def faulty(store: Store, choose: Choose) -> Store:

@@ -90,7 +90,7 @@ class Stages:
     @cached_property
     def moved(self) -> CollectRef:
         return collect_forget.fn(
-            self.model, self.forget, self.sites, self.counted, self.config.target,
+            self.model, self.forget, self.sites, self.config.target,
             self.config.collect, self.place, self.reference,
         )  # fmt: skip
 

@@ -1,10 +1,11 @@
 """Speed and memory, side by side in one process: ratios, not times.
 
     grom bench [--forget 200] [--retain 300]
+    grom bench --kills 44
 
 Parts: the edit (reference, sequential sweep, frozen pass), collecting against a bare forward pass,
 all likelihood metrics from one pass, the solve against LAPACK's Cholesky rate, and peak memory
-with ten times the retain data.
+with ten times the retain data.  The kills are a part of their own, see `kills.py`.
 """
 
 from __future__ import annotations
@@ -41,6 +42,7 @@ from tasks.load import load_data, load_model
 from tasks.models import OpenModel, open_model
 from tasks.place import DataRef, Part, Place
 from tasks.streams import batch_stream
+from tests.bench import kills
 from tests.bench.suite import one_pass_each, suite
 from tests.reference import reference_sequential_edit
 
@@ -92,7 +94,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--retain", type=int, default=300, help="retain examples")
     parser.add_argument("--work", type=Path, default=Path("grom-work"), help="store of the models")
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--kills", type=int, help="kill workers at so many points, nothing else")
+    parser.add_argument("--seed", type=int, default=0, help="of kills in a row")
     options = parser.parse_args(arguments)
+    if options.kills is not None:
+        kills.main(options.kills, options.seed)
+        return
     bench = prepare(options.work, options.forget, options.retain)
     if options.memory_of is not None:
         sys.stdout.write(json.dumps(peak_of_collecting(bench, options.memory_of)))

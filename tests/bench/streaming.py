@@ -1,4 +1,4 @@
-"""Retain text of any size in constant memory: peak memory of reading a hundred times as much.
+"""Retain text of any size in constant memory: peak memory of reading ten times as much.
 
     grom bench streaming [--gb 10] [--count-gb 0.2]
 
@@ -40,7 +40,7 @@ from tests.servers import BUCKET, KEY, SECRET, new_mark, weed_command
 GB = 10**9
 FILE_BYTES = 10**9
 WORDS_PER_ROW = 300
-SMALLER = 100
+SMALLER = 10
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

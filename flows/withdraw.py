@@ -1,0 +1,162 @@
+"""The flow that takes a deletion request back, as if it had never been made."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from prefect import flow
+
+from flows.anew import Inputs, load_inputs
+from flows.service import ServiceConfig
+from grom.config import Config, DataConfig, StrengthConfig
+from grom.errors import DataError
+from grom.pictures import EDITED, UNEDITED
+from tasks.accepted import HONOURED, Accepted, accepted, moments_of, standing
+from tasks.apply import apply
+from tasks.collect import collect_forget, merge_forget
+from tasks.evaluate import evaluate
+from tasks.ledger import Ledger
+from tasks.load import load_data
+from tasks.place import CheckpointRef, CollectRef, Place
+from tasks.register import Sets, tracked_run
+from tasks.reregister import reregister
+from tasks.solve import solve
+from tasks.versions import model_of, promote
+from tasks.withdraw import copy_base, set_strength, take_out
+from tasks.withdrawal import Withdrawal, enter_withdrawal
+
+
+class NotHonoured(DataError):
+    """There is no such request to take back."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "no honoured request has this id, so there is nothing to withdraw. Check the id, and "
+            "what `grom certificate` says of it."
+        )
+
+
+class Withdrawn(Config):
+    """What became of it."""
+
+    batches: tuple[str, ...]
+    """Where the request had been made."""
+    version: str
+    """The model that serves now."""
+    num_left: int
+    """Requests that are still honoured."""
+
+
+@flow(name="withdraw")
+def withdraw(cfg: ServiceConfig, request: str, reason: str, rows: str | None = None) -> Withdrawn:
+    """Take one request out of what was accepted, solve anew from the base model, and promote.
+
+    No old text is read.  The strength is that of the latest version; what was forgotten stays
+    forgotten, and cannot be measured again without its text, so the gate asks for utility alone.
+
+    Args:
+        cfg: the service.
+        request: salted hash of the request's id.
+        reason: why; recorded in MLflow, so without personal data.
+        rows: file with the request's rows under that hash, if its keys were not kept.
+
+    Raises:
+        NotHonoured: no honoured request has this hash.
+        TextNeeded, DataError: see `take_out`.
+        UtilityLost: the new model is not good enough; nothing was changed.
+        LedgerMoved: another run was entered meanwhile; nothing was changed.
+    """
+    place = Place(work=cfg.work, store=cfg.store)
+    store = place.open()
+    ledger = Ledger(store)
+    head, lines = ledger.head(), ledger.read()
+    stand = [line for line in standing(lines).values() if line.state == HONOURED]
+    batches = {line.batch for line in stand if line.request == request}
+    if not batches:
+        raise NotHonoured
+    records = accepted(lines, store)
+    run_key = f"withdraw-{request[:12]}-{head[:12]}"
+    inputs = load_inputs(cfg, place)
+    with tracked_run(cfg.name, cfg.tracking, place, {"withdraw": reason}, run_key) as run:
+        left = without_request(cfg, inputs, records, batches, request, rows, place)
+        latest = max(records, key=lambda one: int(one.model_version))
+        edited, nats, edit = solve_rest(cfg, inputs, latest, list(left.values()), place)
+        scores = tuple(
+            evaluate(label, folder, key, kept_sets(cfg, inputs, place), cfg.evaluate, cfg.collect,
+                     place)
+            for label, folder, key in (
+                (UNEDITED, inputs.model.folder, inputs.model.fingerprint),
+                (EDITED, str(place.fetch(edited.artifact)), edited.fingerprint),
+            )
+        )  # fmt: skip
+        num_left = len({(line.request, line.batch) for line in stand if line.request != request})
+        about = {
+            "batches": ",".join(name for name, ref in left.items() if ref is not None),
+            "requests": str(num_left),
+            "withdrawn": request[:12],
+        }
+        version = reregister(
+            run, inputs.model, edited, (scores[0], scores[1]), cfg.gate, about, place
+        )
+        changed = [one for one in records if one.batch in batches]
+        entry = Withdrawal(
+            run=run_key, request=request, model_version=version, edit=edit, nats=nats, head=head
+        )
+        enter_withdrawal(changed, left, entry, lines, store)
+    promote(cfg.tracking, Path(cfg.work), model_of(cfg.tracking, cfg.name), version)
+    return Withdrawn(batches=tuple(sorted(batches)), version=version, num_left=num_left)
+
+
+def without_request(
+    cfg: ServiceConfig,
+    inputs: Inputs,
+    records: Sequence[Accepted],
+    batches: set[str],
+    request: str,
+    rows: str | None,
+    place: Place,
+) -> dict[str, CollectRef | None]:
+    """Moments of each accepted batch, the request taken out; None for a batch without any."""
+    text = None
+    if rows is not None:
+        data = load_data(DataConfig(uri=rows), place, "forget")
+        text = collect_forget(
+            inputs.model, data, records[0].sites, cfg.target, cfg.collect, place, inputs.reference
+        )
+    left: dict[str, CollectRef | None] = {}
+    for one in records:
+        ref = next(iter(moments_of([one])), None)
+        if ref is not None and one.batch in batches:
+            ref = take_out(one.batch, ref, (request,), place, text)
+        left[one.batch] = ref
+    return left
+
+
+def solve_rest(
+    cfg: ServiceConfig,
+    inputs: Inputs,
+    latest: Accepted,
+    parts: Sequence[CollectRef | None],
+    place: Place,
+) -> tuple[CheckpointRef, float, str]:
+    """The checkpoint for what remains, its strength and the key of its edit."""
+    remaining = {ref.artifact.key: ref for ref in parts if ref is not None}
+    if not remaining:
+        return copy_base(inputs.model, place), 0.0, ""
+    merged = merge_forget(tuple(remaining.values()), place)
+    edit = solve(inputs.model, latest.retain, merged, latest.sites, cfg.ridge, cfg.target, place)
+    given = cfg.strength if cfg.strength.search is None else StrengthConfig(nats=latest.nats)
+    strength = set_strength(edit, given, place)
+    return apply(inputs.model, edit, strength, place), strength.nats, edit.artifact.key
+
+
+def kept_sets(cfg: ServiceConfig, inputs: Inputs, place: Place) -> Sets:
+    """The sets that are measured without text that was forgotten."""
+    sets: Sets = {
+        "retain, seen": (inputs.retain, "seen"),
+        "retain, held out": (inputs.retain, "held out"),
+    }
+    for name, data in cfg.also.items():
+        sets[name] = (load_data(data, place, name), "all")
+    return sets

@@ -1,0 +1,129 @@
+"""Certificates in a store, and what signs them.
+
+    certificates/<batch>/<run>/certificate.json
+
+The private key is read from the environment when a document is signed: it is no setting, no
+argument of a task and no part of a message.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Sequence
+from importlib.metadata import version
+from pathlib import Path
+
+import torch
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+
+from grom.certificate import BrokenCertificate, Certificate, alike, read_certificate
+from grom.errors import ConfigError, MissingInput
+from grom.ledger import ChainedLine
+from grom.signing import read_private_key, sealed
+from tasks.bucket import Bucket
+from tasks.register import git_sha
+
+CERTIFICATES = "certificates"
+KEY, KEY_FILE = "GROM_SIGNING_KEY", "GROM_SIGNING_KEY_FILE"
+PACKAGES = (
+    "grom-pipeline", "torch", "numpy", "safetensors", "transformers", "tokenizers", "bitsandbytes",
+    "mlflow", "prefect", "cryptography",
+)  # fmt: skip
+
+
+def certificate_name(batch: str, run: str) -> str:
+    """Where a batch's certificate lies."""
+    return f"{CERTIFICATES}/{batch}/{run}/certificate.json"
+
+
+def stored_certificate(batch: str, run: str, bucket: Bucket) -> Certificate | None:
+    """A batch's certificate, or None.
+
+    Raises:
+        BrokenCertificate: it cannot be read.
+    """
+    name = certificate_name(batch, run)
+    found = bucket.read(name)
+    return None if found is None else read_certificate(found.data, f"{bucket.root}/{name}")
+
+
+def certificate_of(line: ChainedLine, lines: Sequence[ChainedLine], bucket: Bucket) -> Certificate:
+    """The certificate that a line of the ledger carries the hash of.
+
+    A later step may repeat the hash under a name of its own; the first line that has it names the
+    run that wrote the document.
+
+    Raises:
+        MissingInput: it carries none, or the certificate is not in the store.
+        BrokenCertificate: it cannot be read, or is another one than the ledger says.
+    """
+    if line.certificate is None:
+        raise MissingInput(
+            f"{bucket.root}, line {line.number} of the ledger",
+            f"no certificate: the request is {line.state}, by a run that wrote none",
+        )
+    first = next(
+        one for one in lines if (one.batch, one.certificate) == (line.batch, line.certificate)
+    )
+    name = certificate_name(first.batch, first.run)
+    found = stored_certificate(first.batch, first.run, bucket)
+    if found is None:
+        raise MissingInput(f"{bucket.root}/{name}", "the ledger names it, and it is missing")
+    if found.sha256 != line.certificate:
+        reason = f"its hash is not the one in line {first.number} of the ledger"
+        raise BrokenCertificate(f"{bucket.root}/{name}", reason)
+    return found
+
+
+def write_certificate(
+    certificate: Certificate, key: Ed25519PrivateKey | None, bucket: Bucket
+) -> str:
+    """Seal and write a certificate, unless one that says the same is there.  Returns its sha256.
+
+    A run may be taken up by another worker, and the ledger takes one hash for a request and run;
+    so what differs in its time alone is the same certificate.
+    """
+    whole = sealed(certificate, key)
+    name, version_now = certificate_name(whole.batch, whole.run), None
+    while bucket.swap(name, whole.to_bytes(), version_now) is None:
+        found = bucket.read(name)
+        version_now = None if found is None else found.version
+        there = None if found is None else _readable(found.data, name)
+        if there is not None and alike(there, whole):
+            return there.sha256
+    return whole.sha256
+
+
+def _readable(data: bytes, name: str) -> Certificate | None:
+    try:
+        return read_certificate(data, name)
+    except BrokenCertificate:
+        return None
+
+
+def signing_key() -> Ed25519PrivateKey | None:
+    """The key of the environment, or None.
+
+    Raises:
+        ConfigError: it is no Ed25519 key, or its file cannot be read.
+    """
+    if text := os.environ.get(KEY):
+        return read_private_key(text, KEY)
+    path = os.environ.get(KEY_FILE)
+    if not path:
+        return None
+    try:
+        text = Path(path).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{KEY_FILE}: {path} cannot be read ({type(error).__name__})") from None
+    return read_private_key(text, KEY_FILE)
+
+
+def software() -> dict[str, str]:
+    """Versions of what computed, and the kind of machine."""
+    kind = f"{platform.machine()} {torch.backends.cpu.get_cpu_capability()}"
+    if torch.cuda.is_available():
+        kind += f", {torch.cuda.get_device_name()}"
+    found = {"python": platform.python_version(), "commit": git_sha(), "machine": kind}
+    return found | {name: version(name) for name in PACKAGES}
