@@ -11,7 +11,7 @@ from flows.unlearn import examine_all, measured_sets, score_all
 from grom.config import DataConfig
 from tasks.accepted import Accepted, moments_of
 from tasks.apply import apply
-from tasks.audit import AuditRef
+from tasks.audit import AuditRef, Moments, audit
 from tasks.band import pin, pinned
 from tasks.calibrate import calibrate
 from tasks.collect import collect_forget, collect_retain, merge_forget
@@ -126,6 +126,18 @@ def solve_anew(
         model, edit, forget, retain, sites, counted, cfg.strength, cfg.collect, place,
         inputs.level, max((one.nats for one in earlier), default=None),
     )  # fmt: skip
+    influence = None
+    if cfg.audit is not None:
+        basis = Moments(
+            retain=retain_keys,
+            forget=forget_keys,
+            fresh=tuple(new),
+            earlier=tuple(moments_of(earlier)),
+        )
+        influence = audit(
+            model, basis, edit, forget, retain, sites, counted, cfg.ridge, cfg.target,
+            strength, cfg.collect, cfg.audit, place, inputs.reference,
+        )  # fmt: skip
     edited = apply(model, edit, strength, place)
     scores = score_all(cfg, model, inputs.level, sites, edited, sets, place)
     exams = examine_all(cfg, model, inputs.level, edited, place)
@@ -133,12 +145,14 @@ def solve_anew(
         log_exams(run, exams, place)
     about = about_batches(fresh, earlier)
     registered = register(
-        run, model, sets, sites, edit, strength, edited, scores, cfg.gate, place, exams, about
-    )
+        run, model, sets, sites, edit, strength, edited, scores, cfg.gate, place, exams, about,
+        influence,
+    )  # fmt: skip
     moments = {one.batch: ref for one, ref in zip(fresh, new, strict=True)}
     return Solved(
-        moments, sites, retain_keys, edit, strength, registered, unreached, edited, scores
-    )
+        moments, sites, retain_keys, edit, strength, registered, unreached, edited, scores,
+        influence,
+    )  # fmt: skip
 
 
 def about_batches(fresh: Sequence[Taken], earlier: Sequence[Accepted]) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""The command line: one job (`run`, `demo`, `eval`, `attack`), and a service (`up`, `submit` ...)."""
+"""The command line: one job (`run`, `demo`, `eval`, `attack`); a service (`up`, `submit` ...)."""
 
 from __future__ import annotations
 

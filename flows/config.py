@@ -10,6 +10,7 @@ import yaml
 from pydantic import Field, ValidationError, field_validator, model_validator
 
 from grom.config import (
+    AuditConfig,
     CollectConfig,
     Config,
     DataConfig,
@@ -69,6 +70,8 @@ class JobConfig(Config):
     select: SelectConfig = SelectConfig()
     collect: CollectConfig = CollectConfig()
     strength: StrengthConfig = StrengthConfig()
+    audit: AuditConfig | None = AuditConfig()
+    """How much each request changed the model; null: not measured."""
     evaluate: EvaluateConfig = EvaluateConfig()
     benchmark: BenchmarkConfig | None = None
     """Also measure the unedited, the edited and the retrained model on a benchmark."""

@@ -13,8 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from flows.terminal import console, readable_errors
-from grom.errors import BrokenLedger
-from grom.errors import GromError
+from grom.errors import BrokenLedger, GromError
 
 if TYPE_CHECKING:
     from tasks.batches import BatchStatus

@@ -11,6 +11,7 @@ from flows.evaluate import find_benchmark
 from grom.config import Config
 from grom.pictures import EDITED, RETRAINED, UNEDITED
 from tasks.apply import apply
+from tasks.audit import Moments, audit
 from tasks.calibrate import calibrate
 from tasks.collect import collect_forget, collect_retain
 from tasks.count import count
@@ -88,14 +89,22 @@ def unlearn(cfg: UnlearnConfig) -> Outcome:
                 cfg.target, cfg.collect, place, reference,
             )  # fmt: skip
             strength = of_sweep(strength, edit)
+        influence = None
+        if cfg.audit is not None:
+            moments = Moments(retain=retain_keys, forget=forget_keys, fresh=(forget_keys,))
+            influence = audit(
+                model, moments, edit, forget, retain, sites, counted, cfg.ridge, cfg.target,
+                strength, cfg.collect, cfg.audit, place, reference,
+            )  # fmt: skip
         edited = apply(model, edit, strength, place)
         scores = score_all(cfg, model, level, sites, edited, sets, place)
         exams = examine_all(cfg, model, level, edited, place)
         if exams is not None:
             log_exams(run, exams, place)
         registered = register(
-            run, model, sets, sites, edit, strength, edited, scores, cfg.gate, place, exams
-        )
+            run, model, sets, sites, edit, strength, edited, scores, cfg.gate, place, exams,
+            influence=influence,
+        )  # fmt: skip
     return Outcome(
         place=place,
         before=model,

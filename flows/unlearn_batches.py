@@ -124,6 +124,7 @@ def honour(
     head = ledger.head()
     earlier = accepted(ledger.read(), desk.store)
     run_key = desk.run if len(taken) == len(desk.taken) else own_run(desk.run, taken[0].batch)
+    taken = desk.copied(taken)
     fresh = [one for one in taken if one.rows.stat().st_size]
     if not fresh:
         nothing_new = Verdict.of_latest(earlier, run_key, head)

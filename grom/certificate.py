@@ -91,6 +91,8 @@ class Certificate(Config):
     """What the ledger says of the request in this batch, oldest first."""
     issued: str | None = None
     """When a request's certificate was taken."""
+    authenticity: str = ""
+    """Whether it is signed, in words."""
     digests: dict[str, str] = Field(default_factory=dict)
     signature: Signature | None = None
 
@@ -159,7 +161,7 @@ def alike(one: Certificate, other: Certificate) -> bool:
     """Whether two say the same, whenever they were made."""
 
     def timeless(certificate: Certificate) -> dict[str, Any]:
-        dumped = certificate.model_dump(mode="json", exclude={"certified", *SEALS})
+        dumped = certificate.model_dump(mode="json", exclude={"certified", "authenticity", *SEALS})
         key = certificate.signature and certificate.signature.public_key
         return dumped | {"public_key": key}
 

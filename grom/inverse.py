@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -61,6 +61,14 @@ class RetainInverse:
     """Random vectors v ..."""
     answers_NQ: Tensor
     """... and w_r/r X_r X_rT v: A is checked without the gram."""
+
+    def to(self, device: torch.device) -> RetainInverse:
+        """The same on a device."""
+        moved = {
+            name: getattr(self, name).to(device)
+            for name in ("inverse_NN", "diagonal_N", "extremes_2N", "probes_NQ", "answers_NQ")
+        }
+        return replace(self, counts_V=self.counts_V.to(device), **moved)
 
 
 @dataclass(frozen=True, slots=True)

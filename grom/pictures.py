@@ -196,6 +196,37 @@ def _bars_title(values: Mapping[str, Mapping[str, float]], forgotten: Collection
     return title
 
 
+def draw_influence(frozen: Sequence[float], refit: Sequence[float | None], path: Path) -> bool:
+    """How much of the edit each request changes, sorted: all else frozen (dots), solved anew
+    (rings) where that was done.
+
+    Args:
+        frozen: |P - P_-e| / |P| of each request.
+        refit: the same with s, mu and alpha anew; None where not computed.
+        path: the PNG.
+
+    Nothing to draw: no finite value.
+    """
+    known = [pair for pair in zip(frozen, refit, strict=True) if math.isfinite(pair[0])]
+    if not known:
+        return False
+    known.sort(key=lambda pair: -pair[0])
+    values = [value for value, _ in known]
+    figure, axes = blank()
+    axes.plot(range(1, len(known) + 1), values, "o", color=FORGET, markersize=3.5)
+    rings = [(rank, again) for rank, (_, again) in enumerate(known, 1) if again is not None]
+    if rings:
+        (ring,) = axes.plot(*zip(*rings, strict=True), "o", color=INK, markersize=8)
+        ring.set_markerfacecolor("none")
+    axes.set_ylim(0, 1.08 * max(values + [again for _, again in rings]) or 1)
+    axes.xaxis.set_major_locator(whole_numbers())
+    axes.set_xlabel("request, by influence")
+    axes.set_ylabel("|P - P without it| / |P|")
+    title = f"Without one request the edit changes by {np.median(values):.2%} in the median, "
+    save(figure, f"{title}by {values[0]:.2%} at most", path)
+    return True
+
+
 def blank() -> tuple[Figure, Axes]:
     """An empty figure of the usual size."""
     figure = Figure(figsize=(WIDTH, HEIGHT), layout="constrained")

@@ -15,6 +15,10 @@ from grom.certificate import Certificate
 from grom.certified import Signature
 from grom.errors import ConfigError
 
+SIGNED = "signed with Ed25519"
+UNSIGNED = (
+    "not signed: nothing but its entry in the ledger tells whether it is as it was made"
+)
 KEYGEN = "`openssl genpkey -algorithm ed25519 -out key.pem` makes one"
 
 
@@ -78,7 +82,8 @@ def public_pem(key: Ed25519PrivateKey) -> bytes:
 
 def sealed(certificate: Certificate, key: Ed25519PrivateKey | None) -> Certificate:
     """With digests of its parts and, if there is a key, signed."""
-    whole = certificate.digested()
+    words = UNSIGNED if key is None else SIGNED
+    whole = certificate.model_copy(update={"authenticity": words}).digested()
     if key is None:
         return whole
     value = key.sign(whole.signed_bytes()).hex()

@@ -3,6 +3,17 @@
 A request whose keys were kept is subtracted from the moments of the whole (`grom.merge.without`),
 and the edit follows from what is left: s, mu and alpha become those of a run that never had it.
 
+How exact.  One subtraction after the other, each from what the last one left, against adding up the
+rest; 400 requests of TOFU forget10 on SmolLM2-135M, layer 29, relative error of P:
+
+    subtracted                    200     380     395     398     399
+    share of the positions left   .51     .05     .012    3e-3    1e-3
+    error                         5e-15   6e-15   1e-14   3e-14   7e-14
+
+So how many times one subtracts does not matter, only the share that is left (`grom.merge`, which
+refuses below 1e-3): there the moments of the remaining requests are to be added up instead, from
+their keys (`moments_of_keys`) or batch by batch (`merged`).
+
 Shapes: T tokens, N inputs of W, M outputs of W, K rank or edited rows, V vocabulary.
 """
 

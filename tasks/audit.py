@@ -56,6 +56,13 @@ class Moments(Config):
     earlier: tuple[CollectRef, ...] = ()
     """Of the others; their requests are audited only if their keys were kept."""
 
+    @property
+    def facts(self) -> dict[str, list[str]]:
+        """What determines them."""
+        parts = {"retain": self.retain, "forget": (self.forget,)}
+        parts |= {"fresh": self.fresh, "earlier": self.earlier}
+        return {name: [ref.artifact.key for ref in refs] for name, refs in parts.items()}
+
 
 class AuditRef(Config):
     """The influence of every request."""
@@ -101,26 +108,13 @@ def audit(
     Keys that were not kept are taken from the text once more, one example at a time as they were
     collected: equal to the bit on the same machine.
 
-    Args:
-        model: the unedited model.
-        moments: what the edit was solved from.
-        edit: at unit strength.
-        forget: the rows of the fresh batches.
-        retain: the retain set.
-        sites: what was edited.
-        counted: sizes of the sets, to show progress.
-        ridge: of the solve.
-        target: of the solve.
-        strength: of the edit; effects are given at it.
-        collect: how keys were collected.
-        config: what to measure.
-        place: store.
-        reference: whom to ask what should be said instead.
+    `edit` is at unit strength, effects are given at `strength`, and `forget` has the rows of the
+    fresh batches.
 
     Raises:
         ForeignKeys: keys are not part of the moments.
     """
-    facts: dict[str, Any] = {
+    facts = {
         "edit": edit.artifact.key,
         "beta": strength.beta,
         "forget": forget.facts,
@@ -128,12 +122,7 @@ def audit(
         "order": collect.order,
         "request_keys": collect.keep_request_keys,
         "audit": config.model_dump(mode="json"),
-        "moments": {
-            "retain": [ref.artifact.key for ref in moments.retain],
-            "forget": [moments.forget.artifact.key],
-            "fresh": [ref.artifact.key for ref in moments.fresh],
-            "earlier": [ref.artifact.key for ref in moments.earlier],
-        },
+        "moments": moments.facts,
     }
 
     def write(folder: Path) -> None:
@@ -142,23 +131,25 @@ def audit(
             opened, moments.retain, moments.forget, sites, ridge, target, strength.beta, collect,
             place,
         )  # fmt: skip
-        name = f"audit-{uuid4().hex}"
-        with scratch_folder(Path(place.work) / "scratch", name) as scratch:
+        with scratch_folder(Path(place.work) / "scratch", f"audit-{uuid4().hex}") as scratch:
             keys = stage.key_source(
                 moments.fresh, moments.earlier, forget, counted, scratch / "forget", reference
             )
             retained = stage.retain_keys(retain, config.retain_groups, scratch / "retain")
             found = stage.findings(keys, retained)
             stage.refit(found, keys, chosen_of(found, config))
-            measured: list[Measured] = []
-            if config.exact_log_probs and collect.order == "frozen":
-                measured = _measured(stage, found, keys, edit, forget, config.top)
-            total = stage.num_positions
-        _flag(found, sites, collect)
-        _write(folder, found, measured, collect.keep_request_keys)
-        write_json(folder / "audit.json", _summary(found, keys, total, sites, collect))
+            asked = config.exact_log_probs and collect.order == "frozen"
+            measured = _measured(stage, found, keys, edit, forget, config.top) if asked else []
+            _flag(found, sites, collect)
+            _write(folder, found, measured, collect.keep_request_keys)
+            summary = _summary(found, keys, stage.num_positions, sites, collect)
+        write_json(folder / "audit.json", summary)
 
     artifact, _ = place.cached("audit", facts, write)
+    return _logged(artifact, place)
+
+
+def _logged(artifact: Artifact, place: Place) -> AuditRef:
     summary = read_json(place.fetch(artifact) / "audit.json")
     for warning in summary["warnings"]:
         logger.warning("audit: %s", warning)

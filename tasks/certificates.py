@@ -11,17 +11,27 @@ from __future__ import annotations
 import os
 import platform
 from collections.abc import Sequence
+from dataclasses import fields
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from grom.certificate import BrokenCertificate, Certificate, alike, read_certificate
-from grom.errors import ConfigError, MissingInput
-from grom.ledger import ChainedLine
+from grom.certificate import (
+    BrokenCertificate,
+    Certificate,
+    alike,
+    of_request,
+    read_certificate,
+)
+from grom.certified import CertifiedLine
+from grom.errors import ConfigError, DataError, MissingInput
+from grom.ledger import GENESIS, ChainedLine, LedgerLine
 from grom.signing import read_private_key, sealed
 from tasks.bucket import Bucket
+from tasks.claims import iso
+from tasks.ledger import Ledger
 from tasks.register import git_sha
 
 CERTIFICATES = "certificates"
@@ -30,6 +40,13 @@ PACKAGES = (
     "grom-pipeline", "torch", "numpy", "safetensors", "transformers", "tokenizers", "bitsandbytes",
     "mlflow", "prefect", "cryptography",
 )  # fmt: skip
+
+
+class NoCertificate(DataError):
+    """There is nothing to show for a request or a batch."""
+
+    def __init__(self, what: str, reason: str) -> None:
+        super().__init__(f"{what}: {reason}. `grom status` shows every batch and where it stands.")
 
 
 def certificate_name(batch: str, run: str) -> str:
@@ -74,6 +91,60 @@ def certificate_of(line: ChainedLine, lines: Sequence[ChainedLine], bucket: Buck
         reason = f"its hash is not the one in line {first.number} of the ledger"
         raise BrokenCertificate(f"{bucket.root}/{name}", reason)
     return found
+
+
+def latest_of_batch(batch: str, bucket: Bucket) -> Certificate:
+    """The newest certificate of a batch.
+
+    Raises:
+        NoCertificate: no line of the ledger is of this batch, or none carries a certificate.
+        MissingInput, BrokenCertificate: see `certificate_of`.
+    """
+    lines = Ledger(bucket).read()
+    mine = [line for line in lines if line.batch == batch]
+    return certificate_of(_newest(mine, f"batch {batch}"), lines, bucket)
+
+
+def certificates_of_request(request_id: str, bucket: Bucket) -> list[Certificate]:
+    """A certificate for each batch that a request is in, signed if there is a key.
+
+    Raises:
+        NoCertificate: the ledger has no such request, or nothing was certified of it.
+        MissingInput, BrokenCertificate: see `certificate_of`.
+        ConfigError: the signing key is none.
+    """
+    ledger = Ledger(bucket)
+    mine, lines = ledger.find(request_id), ledger.read()
+    _newest(mine, "this request")
+    key, issued, found = signing_key(), iso(bucket.now()), []
+    for batch in dict.fromkeys(line.batch for line in mine):
+        own = [line for line in mine if line.batch == batch]
+        if all(line.certificate is None for line in own):
+            continue
+        whole = certificate_of(_newest(own, f"batch {batch}"), lines, bucket)
+        quoted = [_quoted(line, lines) for line in own]
+        found.append(sealed(of_request(whole, own[0].request, quoted, issued), key))
+    return found
+
+
+def _newest(mine: Sequence[ChainedLine], what: str) -> ChainedLine:
+    """The last line with a certificate."""
+    if not mine:
+        raise NoCertificate(what, "the ledger has no line of it; write it as it was submitted")
+    certified = [line for line in mine if line.certificate is not None]
+    if not certified:
+        raise NoCertificate(what, f"its last line says `{mine[-1].state}`, without a certificate")
+    return certified[-1]
+
+
+def _quoted(line: ChainedLine, lines: Sequence[ChainedLine]) -> CertifiedLine:
+    previous = GENESIS if line.number == 1 else lines[line.number - 2].line_hash
+    return CertifiedLine(
+        number=line.number,
+        previous=previous,
+        line_hash=line.line_hash,
+        line={field.name: getattr(line, field.name) for field in fields(LedgerLine)},
+    )
 
 
 def write_certificate(

@@ -9,6 +9,7 @@ Shapes: N inputs of W, M outputs of W, K rank or edited rows.
 from __future__ import annotations
 
 import json
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -22,10 +23,8 @@ from grom.target import LowRank
 from tasks.models import damage_named
 from tasks.store import RESERVED
 from tasks.tensors import (
-    Content,
     Stored,
     content_of,
-    copy_files,
     copy_region,
     create_file,
     mapped,
@@ -33,6 +32,7 @@ from tasks.tensors import (
     read_header,
     read_sizes,
     region_sha256,
+    threads,
     write_region,
 )
 from tasks.undo import ORIGINALS, Undo, write_undo
@@ -47,7 +47,7 @@ ADDED_HEAD = "model-head.safetensors"
 CONFIG = "config.json"
 EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
 BLOCK_BYTES = 1 << 21
-"""Rows of P that are in memory at once, in float64: they and what is made of them fit in a cache."""
+"""Rows of P in float64 that are in memory at once: they and what is made of them fit in a cache."""
 Tensors = dict[str, tuple[Path, Stored]]
 
 
@@ -77,8 +77,36 @@ def write_edited(base: Path, edit: Edit | Updates, out: Path) -> list[Rounding]:
         BrokenCheckpoint: its files cannot be read.
     """
     updates = HeldUpdates(edit) if isinstance(edit, Edit) else edit
-    before = copy_files(base, out, {name: name for name in model_files(base, RESERVED)})
-    (out / "edit").mkdir()
+    names = model_files(base, RESERVED)
+    with threads() as pool:
+        copies = [pool.submit(shutil.copyfile, base / name, out / name) for name in names]
+        before = {name: pool.submit(content_of, base / name) for name in names}
+        own = pool.submit(updates.sha256)
+        for copied in copies:
+            copied.result()
+        (out / "edit").mkdir()
+        tensors, untying = _prepare(out, updates, base)
+        _keep(tensors, updates, out / "edit" / ORIGINALS)
+        roundings = []
+        for site in updates.sites:
+            weight = mapped(*tensors[site.tensor], write=True)
+            roundings.append(_add(site, site.oriented(weight), updates))
+            del weight
+        undo = Undo(
+            edit=own.result(),
+            files={name: future.result() for name, future in before.items()},
+            edited={site.tensor: region_sha256(*tensors[site.tensor]) for site in updates.sites},
+            renamed=untying.renamed,
+            replaced=untying.replaced,
+            added=untying.added,
+            written={name: content_of(out / name) for name in (*untying.replaced, *untying.added)},
+        )
+    write_undo(out / "edit", undo)
+    return roundings
+
+
+def _prepare(out: Path, updates: Updates, base: Path) -> tuple[Tensors, Untying]:
+    """Find every tensor to edit; untie the head if it has none."""
     with damage_named(base):
         tensors, untying = _tensors(out), Untying()
     for site in updates.sites:
@@ -86,28 +114,7 @@ def write_edited(base: Path, edit: Edit | Updates, out: Path) -> list[Rounding]:
             tensors, untying = _untie(out, site.tensor, tensors)
         if site.tensor not in tensors:
             raise MissingTensor(str(out), site.tensor)
-    _keep(tensors, updates, out / "edit" / ORIGINALS)
-    roundings = []
-    for site in updates.sites:
-        weight = mapped(*tensors[site.tensor], write=True)
-        roundings.append(_add(site, site.oriented(weight), updates))
-        del weight
-    write_undo(out / "edit", _record(out, updates, before, tensors, untying))
-    return roundings
-
-
-def _record(
-    out: Path, updates: Updates, before: dict[str, Content], tensors: Tensors, untying: Untying
-) -> Undo:
-    return Undo(
-        edit=updates.sha256(),
-        files=before,
-        edited={site.tensor: region_sha256(*tensors[site.tensor]) for site in updates.sites},
-        renamed=untying.renamed,
-        replaced=untying.replaced,
-        added=untying.added,
-        written={name: content_of(out / name) for name in (*untying.replaced, *untying.added)},
-    )
+    return tensors, untying
 
 
 def _add(site: Site, weight_MN: Tensor, updates: Updates) -> Rounding:
@@ -119,7 +126,8 @@ def _add(site: Site, weight_MN: Tensor, updates: Updates) -> Rounding:
     parts = []
     for first in range(0, num_rows, step):
         last = min(first + step, num_rows)
-        parts.append(_add_block(site, weight_MN[first:last], updates.rows(site, first, last)))
+        update = LowRank(updates.rows(site, first, last).dense())
+        parts.append(_add_block(site, weight_MN[first:last], update))
     if not any(part.num_changed for part in parts):
         raise ErasedByRounding(site.name, str(weight_MN.dtype).removeprefix("torch."))
     norm = sum(part.update_norm**2 for part in parts) ** 0.5

@@ -12,25 +12,22 @@ from __future__ import annotations
 import json
 import logging
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from prefect.exceptions import Pause
 
-from grom.collect import ExampleStatistics
 from grom.errors import DataError, GromError
-from grom.examples import Example
 from grom.ledger import ChainedLine, request_hash
 from tasks import claims
-from tasks.accepted import HONOURED, accepted, standing
 from tasks.artifacts import canonical_json
 from tasks.batches import waiting
 from tasks.claims import LeaseLost
-from tasks.codecs import read_table
 from tasks.inbox import Checked, check, discard
 from tasks.keeper import Keeper
+from tasks.known import Known
 from tasks.ledger import Ledger
 from tasks.outcomes import reason_of
 from tasks.place import Place
@@ -47,9 +44,9 @@ class Taken:
     keeper: Keeper
     checked: Checked
     rows: Path
-    """Local JSON Lines; empty if an earlier batch had every row."""
+    """Local JSON Lines, once they were copied; empty if an earlier batch had every row."""
     requests: tuple[str, ...]
-    """Salted hash of each request, in order."""
+    """Salted hash of each request, in order; none before the rows were copied."""
     started: str
     """When it was taken, by the store's clock, ISO 8601."""
 
@@ -80,6 +77,13 @@ class Desk:
     def keepers(self) -> dict[str, Keeper]:
         """All claims, by batch."""
         return self.entered | {one.batch: one.keeper for one in self.taken}
+
+    def copied(self, taken: Sequence[Taken]) -> list[Taken]:
+        """The batches with their rows in scratch, but for those that others have, too: batches that
+        the ledger has now, and those before in `taken`."""
+        ledger = Ledger(self.store)
+        known, salt = Known(ledger.read(), self.store), ledger.salt()
+        return [_copy(one, salt, known) for one in taken]
 
     @property
     def interrupted(self) -> list[str]:
@@ -157,7 +161,7 @@ def _fill(desk: Desk, names: list[str], lease_s: float, folder: Path, kept: Exit
             desk.settled.append(name)
             continue
         try:
-            desk.taken.append(_take(keeper, name, desk, ledger, folder))
+            desk.taken.append(_take(keeper, name, desk, folder))
         except DataError as error:
             keeper.fail(reason_of(error))
             desk.settled.append(name)
@@ -183,51 +187,29 @@ def _lines_of(batch: str, run: str | None, lines: list[ChainedLine]) -> list[Cha
     return [line for line in lines if line.batch == batch and line.run in keys]
 
 
-def _take(keeper: Keeper, name: str, desk: Desk, ledger: Ledger, folder: Path) -> Taken:
+def _take(keeper: Keeper, name: str, desk: Desk, folder: Path) -> Taken:
     checked = check(name, desk.store)
     try:
         started = claims.iso(desk.store.now())
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        rows = folder / f"{name}.jsonl"
-        return Taken(keeper, checked, rows, _copy(checked, rows, desk.store, ledger), started)
+        return Taken(keeper, checked, folder / f"{name}.jsonl", (), started)
     except BaseException:
         discard(checked)
         raise
 
 
-def _copy(checked: Checked, rows: Path, store: Store, ledger: Ledger) -> tuple[str, ...]:
-    """Write the rows that are new, under the hashes of their requests; all of these, in order."""
-    lines, salt = ledger.read(), ledger.salt()
-    honoured = {line.request for line in standing(lines).values() if line.state == HONOURED}
-    known: set[tuple[str, str]] | None = None
+def _copy(one: Taken, salt: bytes, known: Known) -> Taken:
+    """Write the rows that are not known, under the hashes of their requests."""
     requests: dict[str, None] = {}
-    with checked.requests.open("rb") as source, rows.open("wb") as target:
+    with one.checked.requests.open("rb") as source, one.rows.open("wb") as target:
         for line in source:
             row = json.loads(line)
             row["request_id"] = digest = request_hash(row["request_id"], salt)
             requests[digest] = None
-            if digest in honoured:
-                known = _known(lines, store) if known is None else known
-                if (digest, _digest_of(row)) in known:
-                    continue  # an earlier batch forgot this very row
-            target.write(canonical_json(row) + b"\n")
-    return tuple(requests)
-
-
-def _digest_of(row: dict[str, str]) -> str:
-    texts = {name: row.get(name) for name in ("prompt", "answer", "text")}
-    return Example("", "", 0, **texts).digest
-
-
-def _known(lines: list[ChainedLine], store: Store) -> set[tuple[str, str]]:
-    """Request and digest of every row whose moments count."""
-    found = set()
-    for record in accepted(lines, store):
-        if record.forget is not None:
-            path = store.fetch(record.forget) / "examples.parquet"
-            rows = read_table(path, ExampleStatistics)
-            found |= {(row.group, row.digest) for row in rows}
-    return found
+            if not known.has(digest, row):
+                target.write(canonical_json(row) + b"\n")
+    known.end_batch()
+    return replace(one, requests=tuple(requests))
 
 
 def _give_back(desk: Desk, reason: str) -> None:

@@ -95,8 +95,12 @@ def edit_folder(folder: Path) -> Path:
     raise MissingInput(str(folder), f"no {FACTORS} there or in {EDIT}/")
 
 
-def open_edit(folder: Path) -> tuple[StoredUpdates, Undo | None]:
+def open_edit(folder: Path, *, check: bool = True) -> tuple[StoredUpdates, Undo | None]:
     """An edit and, if it has one, its record; checked against it and against a store's digests.
+
+    Args:
+        folder: of the edit.
+        check: False where the caller compares the hash of the factors himself.
 
     Raises:
         MissingInput, BrokenCheckpoint: see `StoredUpdates`.
@@ -106,9 +110,14 @@ def open_edit(folder: Path) -> tuple[StoredUpdates, Undo | None]:
     checkpoint = folder.parent if folder.name == EDIT else folder
     verify_marked(checkpoint, (FACTORS, SITES, ORIGINALS))
     updates, undo = StoredUpdates(folder), read_undo(folder)
-    if undo is not None and undo.edit != updates.sha256():
-        raise TamperedEdit(str(folder / FACTORS), "these are not the factors that were written")
+    if check and undo is not None:
+        _check_factors(folder, undo, updates.sha256())
     return updates, undo
+
+
+def _check_factors(folder: Path, undo: Undo, sha256: str) -> None:
+    if undo.edit != sha256:
+        raise TamperedEdit(str(folder / FACTORS), "these are not the factors that were written")
 
 
 def verify_marked(folder: Path, names: tuple[str, ...]) -> None:
@@ -161,7 +170,7 @@ def apply_edit(base: Path, folder: Path, out: Path, fingerprint: str | None = No
         MissingTensor, ErasedByRounding: see `write_edited`.
     """
     started = time.perf_counter()
-    updates, undo = open_edit(folder)
+    updates, undo = open_edit(folder, check=False)
     if "beta" not in updates.facts:
         raise ConfigError(
             f"{folder}: an edit at unit strength, as `solve` makes it. Take the one that `apply` "
@@ -174,8 +183,10 @@ def apply_edit(base: Path, folder: Path, out: Path, fingerprint: str | None = No
     with new_folder(out, sum(sizes.values())) as draft:
         roundings = write_edited(base, updates, draft)
         record = need_undo(draft / EDIT)
-        if undo is not None and alike and record.files != undo.files:
-            _check_base(base, updates, fingerprint)
+        if undo is not None:
+            _check_factors(folder, undo, record.edit)
+            if alike and record.files != undo.files:
+                _check_base(base, updates, fingerprint)
         for name in (FACTORS, SITES):
             shutil.copyfile(folder / name, draft / EDIT / name)
         write_table(draft / EDIT / "rounding.parquet", roundings)

@@ -12,12 +12,14 @@ from grom.calibrate import Calibration, CurvePoint
 from grom.distributions import draw_forgetting, draw_truth_ratios
 from grom.evaluate import ExampleScore
 from grom.gate import FORGET, HELD_OUT, Condition
+from grom.influence import WHOLE, Influence
 from grom.metrics.metric import mean
 from grom.pictures import (
     EDITED,
     RETRAINED,
     UNEDITED,
     draw_bars,
+    draw_influence,
     draw_layer_scores,
     draw_trade_off,
 )
@@ -34,6 +36,8 @@ CAPTIONS = {
     "forgetting.png": "Mean answer probability of each request before (grey) and after (red).",
     "truth_ratios.png": "Truth ratios on the forget set: the closer to the retrained model, the "
     "less can be told apart.",
+    "influence.png": "How much of the edit each request changes, with all else frozen (dots) or "
+    "solved anew (rings). Requests are not named.",
     "layer_scores.png": "Mean direct effect of each layer on forget tokens minus that on retain "
     "tokens.",
 }
@@ -61,6 +65,8 @@ class Findings:
     """Tables of benchmarks."""
     truth_ratios: Mapping[str, Sequence[float]] = field(default_factory=dict)
     """`unedited`, `edited` and, if there is one, `retrained`: of each forget example."""
+    influence: Sequence[Influence] = ()
+    """Of each request, where it was audited."""
 
     @property
     def sets(self) -> list[str]:
@@ -112,11 +118,18 @@ def draw_pictures(
             found.truth_ratios.get(RETRAINED),
             folder / "truth_ratios.png",
         ),
+        "influence.png": influence_picture(found.influence, folder / "influence.png"),
         "layer_scores.png": draw_layer_scores(
             layers, found.sites.layers, folder / "layer_scores.png"
         ),
     }
     return [name for name in CAPTIONS if drawn[name]]
+
+
+def influence_picture(rows: Sequence[Influence], path: Path) -> bool:
+    """Draw the influence of all requests on all sites together."""
+    wholes = [row for row in rows if row.site == WHOLE]
+    return draw_influence([row.frozen for row in wholes], [row.refit for row in wholes], path)
 
 
 def request_means(score: ScoreRef | None, place: Place) -> dict[str, float]:

@@ -18,6 +18,7 @@ from prefect.cache_policies import NO_CACHE
 from prefect.client.orchestration import SyncPrefectClient, get_client
 from prefect.client.schemas.filters import FlowFilter, FlowRunFilter
 from prefect.client.schemas.objects import FlowRun
+from prefect.client.schemas.responses import OrchestrationResult, SetStateStatus
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Crashed
 
@@ -62,11 +63,8 @@ def mark_crashed(place: Place, dry_run: bool = False) -> Tidied:
             owners = {seen.record.owner for seen in live_claims(bucket)}
             if str(run.id) in owners:
                 continue
-            if not dry_run:
-                why = "its worker was killed: the lease of its claims ran out"
-                client.set_flow_run_state(run.id, Crashed(message=why), force=False)
-                logger.info("flow run %s was killed, so it is marked as crashed", run.id)
-            marked.append(f"{run.name} ({run.id})")
+            if dry_run or _crashed(run, client):
+                marked.append(f"{run.name} ({run.id})")
     return Tidied(step="flow runs marked as crashed", places=tuple(marked))
 
 
@@ -170,6 +168,18 @@ def _runs_of(owners: list[str], client: SyncPrefectClient) -> Iterator[FlowRun]:
         run = _flow_run(owner, client) if UUID_TEXT.fullmatch(owner) else None
         if run is not None and _type_of(run) in OPEN_STATES:
             yield run
+
+
+def _crashed(run: FlowRun, client: SyncPrefectClient) -> bool:
+    """Mark a run; False if it has ended by itself."""
+    why = "its worker was killed: nothing renewed its claims, or it never went on"
+    answer: OrchestrationResult[None] = client.set_flow_run_state(
+        run.id, Crashed(message=why), force=False
+    )
+    if answer.status != SetStateStatus.ACCEPT:
+        return False
+    logger.info("flow run %s was killed, so it is marked as crashed", run.id)
+    return True
 
 
 def _stuck(store: str, client: SyncPrefectClient) -> Iterator[FlowRun]:

@@ -18,8 +18,10 @@ from prefect.runtime import flow_run
 from grom.apply import Rounding
 from grom.config import Config, GateConfig
 from grom.gate import judge
+from tasks.audit import AuditRef
 from tasks.codecs import read_table
 from tasks.exam import Exams, exam_tables, truth_ratios_of
+from tasks.influence_tables import influence_tables, read_influence
 from tasks.judge import attack_results, attack_table, evidence_of
 from tasks.pictures import Findings
 from tasks.place import (
@@ -50,6 +52,7 @@ from tasks.versions import model_of
 logger = logging.getLogger(__name__)
 Sets = dict[str, tuple[DataRef, Part]]
 ALIAS = "candidate"
+SHOWN_REQUESTS = 3
 
 
 class TrackedRun(Config):
@@ -131,6 +134,7 @@ def register(
     place: Place,
     exams: Exams | None = None,
     about: dict[str, str] | None = None,
+    influence: AuditRef | None = None,
 ) -> Registered:
     """Log the run and register the edited checkpoint as a model version.
 
@@ -150,6 +154,9 @@ def register(
         **_origin(model, edit, calibrated),
         **(about or {}),
     }
+    rows = [] if influence is None else read_influence(influence, place)
+    tables = [attack_table(attacks), *(exam_tables(exams, place) if exams else ())]
+    tables += influence_tables(rows, SHOWN_REQUESTS) if rows else []
     found = Findings(
         name=run.name,
         settings=run.settings,
@@ -158,7 +165,9 @@ def register(
         calibrated=calibrated,
         scores=scores,
         conditions=conditions,
-        tables=[attack_table(attacks), *(exam_tables(exams, place) if exams else ())],
+        tables=tables,
+        influence=rows,
+        warnings=() if influence is None else influence.warnings,
         truth_ratios=truth_ratios_of(exams, place) if exams else {},
     )
     write_report(run.where, found, place)

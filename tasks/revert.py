@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from tasks.tensors import (
     mapped,
     read_header,
     region_sha256,
+    threads,
 )
 from tasks.undo import ORIGINALS, RECORD, TamperedEdit, Undo, need_undo
 
@@ -61,12 +63,18 @@ class EditedCheckpoint:
                 tensors = {name: found[name] for name in self.undo.edited if name in found}
                 self.edited[path.name] = tensors
 
-    def restore(self, name: str, target: Path) -> None:
-        """Write a file of the base.
+    def restore_all(self, targets: Mapping[str, Path]) -> None:
+        """Write files of the base and check each one.
 
         Raises:
-            TamperedEdit: the file, or an original in it, is not as the edit left it.
+            TamperedEdit: a file, or an original in it, is not as the edit left it.
         """
+        with threads() as pool:
+            restored = [pool.submit(self._restore, *target) for target in targets.items()]
+            for file in restored:
+                file.result()
+
+    def _restore(self, name: str, target: Path) -> None:
         if name in self.undo.replaced:
             self.check_written(name)
             target.write_bytes(self.undo.replaced[name].encode())
@@ -128,8 +136,7 @@ def revert(folder: Path, out: Path) -> Reverted:
     with new_folder(out, sum(content.num_bytes for content in files.values())) as draft:
         for name in edited.undo.added:
             edited.check_written(name)
-        for name in files:
-            edited.restore(name, draft / name)
+        edited.restore_all({name: draft / name for name in files})
     return Reverted(len(files), len(edited.undo.edited), time.perf_counter() - started)
 
 
@@ -174,8 +181,8 @@ def _replace(folder: Path, undo: Undo, names: list[str]) -> None:
             open_edit(folder / EDIT)
             for name in undo.added:
                 edited.check_written(name)
-            for name, aside in asides.items():
-                edited.restore(name, aside)
+            edited.restore_all(asides)
+            for aside in asides.values():
                 flush(aside)
         for name, aside in asides.items():
             os.replace(aside, folder / name)

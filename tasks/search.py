@@ -17,7 +17,7 @@ from grom.errors import DataError, MalformedRow
 from tasks.bucket import Bucket
 from tasks.erase import copies, is_raw
 from tasks.folder import LocalBackend, files_below
-from tasks.lines import foreign_rows, known_kind
+from tasks.lines import foreign_rows
 from tasks.manifest import INBOX
 from tasks.needles import Needles
 from tasks.requests import COLUMNS
@@ -29,15 +29,17 @@ CHECKPOINTS = (".safetensors",)
 
 
 def texts_of(bucket: Bucket, work: Path, batch: str | None = None) -> Iterator[str]:
-    """Texts and ids of the raw rows that still exist, of one batch or of all."""
+    """Texts and ids of the raw rows that still exist, of one batch or of all, as far as they can be
+    read."""
     for entry in bucket.entries(f"{INBOX}/{batch}" if batch else INBOX):
         name = entry.name.rsplit("/", 1)[-1]
-        if is_raw(entry.name) and known_kind(name) is not None:
+        if is_raw(entry.name):
             with _downloaded(bucket, entry.name, entry.num_bytes, work) as file:
-                yield from texts_in(name, file)
+                yield from _readable(name, file)
     for path, owner in copies(work):
         for rows in files_below(path) if batch in (None, owner) else ():
-            yield from texts_of_file(rows)
+            with rows.open("rb") as file:
+                yield from _readable(rows.name, file)
 
 
 def texts_of_file(path: Path) -> Iterator[str]:
@@ -45,21 +47,24 @@ def texts_of_file(path: Path) -> Iterator[str]:
 
     Raises:
         MissingInput: its name is of no known kind.
+        DataError: a row cannot be read, or the whole file.
     """
     with path.open("rb") as file:
-        yield from texts_in(path.name, file)
+        yield from _texts(path.name, file)
 
 
-def texts_in(name: str, file: BinaryIO) -> Iterator[str]:
-    """Texts and ids of the rows of an open file, as far as it can be read.
+def _readable(name: str, file: BinaryIO) -> Iterator[str]:
+    """A sender's file may be broken; the rows before the break are looked for."""
+    with suppress(DataError):
+        yield from _texts(name, file, skip_bad=True)
 
-    Raises:
-        MissingInput: its name is of no known kind.
-    """
-    with suppress(MalformedRow, DataError):
-        for _, row in foreign_rows(name, file):
-            if isinstance(row, dict):
-                yield from (row[key] for key in COLUMNS if isinstance(row.get(key), str))
+
+def _texts(name: str, file: BinaryIO, skip_bad: bool = False) -> Iterator[str]:
+    for _, row in foreign_rows(name, file):
+        if isinstance(row, MalformedRow) and not skip_bad:
+            raise row
+        if isinstance(row, dict):
+            yield from (row[key] for key in COLUMNS if isinstance(row.get(key), str))
 
 
 def search(bucket: Bucket, work: Path, needles: Needles, skip: Iterable[Path] = ()) -> list[Trace]:

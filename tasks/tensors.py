@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
+import os
 import struct
 from collections.abc import Collection, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -27,6 +28,7 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.int64: "I64"}
 CHUNK_BYTES = 1 << 22
+MAX_THREADS = 8
 ALIGNMENT = 8
 """Of the first tensor in a safetensors file, in bytes."""
 
@@ -169,19 +171,12 @@ def model_files(folder: Path, without: Collection[str] = ()) -> list[str]:
     return sorted(found - set(without))
 
 
-def copy_files(source: Path, target: Path, names: Mapping[str, str]) -> dict[str, Content]:
-    """Copy files, given as new name by old one, and hash them at the same time.
-
-    Hashing has a thread of its own, so that on two cores it costs little beside the copy.
-
-    Returns:
-        size and sha256 by old name.
-    """
-    pool = ThreadPoolExecutor(1)
+@contextmanager
+def threads() -> Iterator[ThreadPoolExecutor]:
+    """Threads that copy and hash, which Python lets run side by side; after an error, what they
+    have not begun is dropped."""
+    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS))
     try:
-        hashed = {name: pool.submit(content_of, source / name) for name in names}
-        for name, new in names.items():
-            shutil.copyfile(source / name, target / new)
-        return {name: future.result() for name, future in hashed.items()}
+        yield pool
     finally:
         pool.shutdown(cancel_futures=True)

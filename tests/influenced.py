@@ -1,4 +1,4 @@
-"""The audit written naively: all keys in memory, a system for each set of requests, explicit inverses.
+"""The audit written naively: all keys in memory, a system for each set of requests, inverses.
 
 Shapes: S forget keys, R retain keys, N inputs of W, M outputs of W, V vocabulary.
 """

@@ -13,12 +13,14 @@ import signal
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 from unittest.mock import patch
 
 from flows.service import ServiceConfig
 from tasks.batches import settle, waiting
+from tasks.servers import Server
 from tests.points import Moment, Point, Points, watch
 from tests.services import EASY_GATE, bucket_of, put, requests, service
 
@@ -175,6 +177,20 @@ class Drill:
         """Run a flow that must end well."""
         ended = self.run(flow=flow)
         assert ended.exit_code == 0, self.log()
+
+    def outage(self, server: Server, down_s: float) -> int:
+        """Run the flow, kill its server while it collects, start that again; the exit code."""
+        reached = self.folder / "reached"
+        reached.unlink(missing_ok=True)
+        process, _ = self.launch(prepare=partial(pause_in_collect, reached))
+        wait_for(reached)
+        server.kill()
+        try:
+            time.sleep(down_s)
+        finally:
+            server.start().wait_until_healthy()
+        process.join()
+        return int(process.exitcode)
 
     def lapse(self) -> None:
         """Let days pass by the clock of the store and of scratch, which is that of its files."""

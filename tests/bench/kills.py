@@ -4,6 +4,7 @@
 
 Each trial starts from the same state, kills one worker at its point, lets others go on, and then
 compares what is there with an undisturbed history.  Further trials kill the second worker, too.
+Last, Prefect's server dies for half a minute.
 """
 
 from __future__ import annotations
@@ -13,18 +14,23 @@ import random
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 
+from tasks.server_commands import prefect_server
+from tasks.servers import Server
 from tests.aftermath import Aftermath, aftermath, everything
 from tests.killed import Drill
 from tests.points import Moment, Point
+from tests.servers import free_port, new_mark, running
 
 logger = logging.getLogger(__name__)
+DOWN_S = 30.0
 TWICE = 4
 """One further trial in so many kills the second worker as well."""
 
@@ -63,12 +69,25 @@ class Campaign:
         assert self.expected is not None
         differences = aftermath(self.drill.cfg).differences(self.expected)
         stage = ends[0].stage if len(moments) == 1 else "two kills in a row"
+        self.left.update(set(everything(self.drill.cfg) - self.files))
+        self.note(stage, ", then ".join(f"{end.number} {end.what}" for end in ends), differences)
+
+    def outage(self, server: Server) -> None:
+        """Stop Prefect's server in the middle of a run; one that fails is done again."""
+        self.drill.reset()
+        exit_code = self.drill.outage(server, DOWN_S)
+        self.drill.recover()
+        assert self.expected is not None
+        differences = aftermath(self.drill.cfg).differences(self.expected)
+        how = "the run went on" if exit_code == 0 else "the run failed and was done again"
+        self.note(f"server down for {DOWN_S:.0f} s: {how}", "collect", differences)
+
+    def note(self, stage: str, where: str, differences: list[str]) -> None:
+        """How a trial ended."""
         self.tried[stage] += 1
         if differences:
-            where = ", then ".join(f"{end.number} {end.what}" for end in ends)
             self.lost.setdefault(stage, []).append(f"{where}: {', '.join(differences)}")
-        self.left.update(set(everything(self.drill.cfg) - self.files))
-        logger.info("%s: %s", ends, differences or "survived")
+        logger.info("%s, %s: %s", stage, where, differences or "survived")
 
 
 def spread(total: int, count: int) -> list[int]:
@@ -78,11 +97,8 @@ def spread(total: int, count: int) -> list[int]:
 
 def kill(count: int, seed: int) -> Campaign:
     """All trials."""
-    from prefect.settings import PREFECT_API_URL
-    from prefect.testing.utilities import prefect_test_harness
-
-    with tempfile.TemporaryDirectory() as folder, prefect_test_harness(server_startup_timeout=180):
-        campaign = Campaign(Drill(Path(folder), str(PREFECT_API_URL.value())))
+    with tempfile.TemporaryDirectory() as name, served(Path(name)) as (api, server):
+        campaign = Campaign(Drill(Path(name), api))
         campaign.undisturbed()
         total = len(campaign.points)
         for number in spread(total, count):
@@ -90,7 +106,20 @@ def kill(count: int, seed: int) -> Campaign:
         chance = random.Random(seed)
         for _ in range(count // TWICE):
             campaign.trial([Moment(chance.randint(1, total)) for _ in range(2)])
+        campaign.outage(server)
     return campaign
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[tuple[str, Server]]:
+    """A real Prefect server; its address, and itself."""
+    port = free_port()
+    command = prefect_server("127.0.0.1", port, folder, new_mark())
+    api = f"http://127.0.0.1:{port}/api"
+    own = {"PREFECT_HOME": str(folder / "home"), "PREFECT_API_URL": api}
+    command = replace(command, environment={**command.environment, **own})
+    with contextmanager(running)(command) as server:
+        yield api, server
 
 
 def show(campaign: Campaign, seconds: float) -> None:

@@ -2,9 +2,9 @@
 
     grom bench streaming [--gb 10] [--count-gb 0.2]
 
-A corpus is generated (JSON Lines, zstandard), put into a real S3 server, and read from there by the
-stage `load`, which checks every row and hashes every byte, and by `count`, which tokenises it.  Each
-reading is a process of its own, since memory that was used once is not given back.
+A corpus is generated (JSON Lines, zstandard), put into a real S3 server, and read from there by
+the stage `load`, which checks every row and hashes every byte, and by `count`, which tokenises it.
+Each reading is a process of its own, since memory that was used once is not given back.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 import flows.unlearn_batches as module
+from flows.rollback import rollback
 from flows.service import ServiceConfig
 from flows.unlearn_batches import unlearn_batches
 from grom.errors import NotEnoughDisk
@@ -197,3 +198,36 @@ def test_a_batch_accepted_between_solve_and_commit_is_solved_with(
     put(together, "other", requests(6, 2), tmp_path)
     assert sorted(unlearn_batches(together).done) == ["first", "other"]
     assert_same_update(champion(cfg), champion(together))
+
+
+def test_a_row_that_two_waiting_batches_have_counts_once(
+    tmp_path: Path, database: Tracking, undisturbed: str
+) -> None:
+    cfg = of_test(tmp_path, database)
+    put(cfg, "second", requests(0, 3)[::-1], tmp_path)
+    assert unlearn_batches(cfg).done == ("first", "second")
+    assert edit_of(cfg) == undisturbed
+    lines = Ledger(bucket_of(cfg)).read()
+    assert [line.batch for line in lines] == ["first"] * 3 + ["second"] * 3
+
+
+def test_rows_count_again_when_what_had_them_is_rolled_back_meanwhile(
+    tmp_path: Path, database: Tracking, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cfg = of_test(tmp_path, database)
+    unlearn_batches(cfg)
+    put(cfg, "second", requests(4, 2), tmp_path)
+    unlearn_batches(cfg)
+    put(cfg, "again", requests(4, 2)[::-1], tmp_path)
+    steps: list[str] = []
+
+    def overtaken(*args: Any) -> None:
+        if not steps:
+            steps.append(rollback(cfg, "a test").to_version)
+        commit(*args)
+
+    monkeypatch.setattr("flows.unlearn_batches.commit", overtaken)
+    found = unlearn_batches(cfg)
+    assert (steps, found.done, found.version) == (["1"], ("again",), "3")
+    states = {(line.batch, line.state) for line in Ledger(bucket_of(cfg)).read()[-2:]}
+    assert states == {("again", "honoured")}

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.testing import assert_close
 
-from grom.audit import leave_one_out
-from grom.config import RidgeConfig
+from grom.audit import downdate, leave_one_out, shifts_TC
+from grom.config import RidgeConfig, TargetConfig
 from grom.solve import factorise, solve_edit, solve_factored
-from grom.target import LowRank
+from grom.target import LowRank, target_cross
 from tests.reference import (
     Tolerance,
     cross_of,
@@ -137,3 +137,56 @@ def test_keys_that_were_never_in_the_system_are_refused() -> None:
     _, forget_SN, shifts_SM, P_MN, factor_NN = solved(0, ridge)
     with pytest.raises(ValueError, match="not part of A"):
         leave_one_out(P_MN, 50 * forget_SN[:2], shifts_SM[:2], factor_NN, 12, ridge)
+
+
+def test_a_downdate_says_how_much_of_a_direction_the_keys_decide() -> None:
+    ridge = RidgeConfig()
+    retain_RN, forget_SN, shifts_SM, P_MN, factor_NN = solved(3, ridge)
+    keys_TN, weight = forget_SN[:4], ridge.w_forget / 12
+    solved_TN = torch.cholesky_solve(keys_TN.mT, factor_NN).mT
+    found = downdate(keys_TN, solved_TN, shifts_SM[:4] - keys_TN @ P_MN.mT, weight)
+    assert found is not None
+    A_NN, _ = ridge_system(retain_RN, forget_SN, ridge)
+    mine_NN = weight * keys_TN.mT @ keys_TN
+    expected = float(torch.linalg.eigvals(torch.linalg.solve(A_NN, mine_NN)).real.max())
+    assert found.leverage == pytest.approx(expected, rel=1e-10)
+    assert 0 < found.leverage < 1
+
+
+def test_a_downdate_of_foreign_keys_is_none() -> None:
+    _, forget_SN, _, P_MN, factor_NN = solved(0, RidgeConfig())
+    keys_TN = 50 * forget_SN[:2]
+    solved_TN = torch.cholesky_solve(keys_TN.mT, factor_NN).mT
+    assert downdate(keys_TN, solved_TN, -keys_TN @ P_MN.mT, 1 / 12) is None
+
+
+@given(seed=seeds, head=st.booleans())
+@pytest.mark.parametrize("kind", ["suppression", "replacement", "redirect", "corruption"])
+def test_shifts_times_keys_are_the_cross_moment_of_the_target(
+    seed: int, head: bool, kind: str
+) -> None:
+    if head and kind == "corruption":
+        return
+    given, unembedding_VM = random_keys(seed, 30), random_matrix(seed, 8, 4)
+    alpha_V = torch.rand(8, dtype=torch.float64).clamp(min=0.2) - 0.2
+    target = TargetConfig.model_validate(
+        {"kind": kind, "redirect_to": "no" if kind == "redirect" else None, "seed": 5}
+    )
+    cross = target_cross(
+        given.moments(), alpha_V, unembedding_VM, target, head=head, redirect_token=2
+    )
+    shifts = shifts_TC(
+        given.gold_T,
+        given.alt_T,
+        alpha_V,
+        unembedding_VM,
+        target,
+        rows_C=torch.arange(8) if head else None,
+        redirect_token=2,
+    )
+    assert_close(shifts.mT @ given.keys_TN, cross.dense(), **EXACT)
+
+
+def test_replacement_without_alternatives_has_no_shifts() -> None:
+    with pytest.raises(ValueError, match="without what should be said instead"):
+        shifts_TC(torch.tensor([1]), None, torch.ones(8), random_matrix(0, 8, 4), TargetConfig())

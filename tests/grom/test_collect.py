@@ -8,7 +8,15 @@ from torch import Tensor
 from torch.testing import assert_close
 from transformers import PreTrainedModel
 
-from grom.collect import JOINT, Collector, ForgetPlan, batch_keys, collect_moments
+from grom.collect import (
+    JOINT,
+    Collector,
+    ForgetPlan,
+    RequestKeys,
+    batch_keys,
+    collect_moments,
+    each_batch,
+)
 from grom.errors import NonFiniteKeys
 from grom.examples import Rendered
 from grom.forward import recorded_inputs
@@ -248,3 +256,47 @@ def test_nan_in_joint_keys_is_reported_with_its_own_site() -> None:
     model.get_parameter("model.layers.1.mlp.up_proj.weight")[0, 0] = float("nan")
     with pytest.raises(NonFiniteKeys, match=r"^model\.layers\.1\.mlp\.down_proj: NaN or Inf"):
         collect_moments(model, find_sites(model)[:3], stream, joint=True)
+
+
+@pytest.mark.parametrize("joint", [False, True])
+@pytest.mark.parametrize(("family", "tied"), [("llama", False), ("gpt2", True)])
+def test_kept_keys_are_the_ones_that_were_summed(family: str, tied: bool, joint: bool) -> None:
+    model, stream = tiny_model(family, tied=tied), in_batches(RENDERED, 1)
+    sites, kept = find_sites(model)[:2], list[RequestKeys]()
+    keep = ForgetPlan(replace=True, keep=kept.append)
+    collected = collect_moments(model, sites, stream, keep, joint=joint)
+    assert len(kept) == len(RENDERED)
+    for name, moments in collected.moments.items():
+        expected = KeyMoments.zeros(len(moments.gram_NN), VOCAB)
+        parts = [part.keys[name] for part in kept]
+        alts = [part.alt_T for part in kept if part.alt_T is not None]
+        gold_T = torch.cat([part.gold_T for part in kept])
+        expected.update_(torch.cat(parts), gold_T, torch.cat(alts))
+        assert parts[0].dtype == torch.float32
+        assert torch.equal(moments.gram_NN, expected.gram_NN)
+        assert torch.equal(moments.sums_dense(), expected.sums_dense())
+        assert torch.equal(dense_VVN(moments.pair_sums), dense_VVN(expected.pair_sums))
+    assert [example for part in kept for example in part.examples] == collected.examples
+    sums = [float(part.rms_T.double().sum()) for part in kept if part.rms_T is not None]
+    assert collected.rms_sum == sum(sums)
+
+
+def test_keys_found_again_are_equal_to_the_bit() -> None:
+    # Examples alone: what else is in a set changes nothing.
+    model = tiny_model("llama")
+    sites, kept = find_sites(model)[:2], list[RequestKeys]()
+    collect_moments(model, sites, in_batches(RENDERED, 1), ForgetPlan(True, keep=kept.append))
+    for part in kept:
+        (rendered,) = (one for one in RENDERED if one.digest == part.examples[0].digest)
+        (again,) = each_batch(model, sites, in_batches([rendered], 1), ForgetPlan(True))
+        for name, keys_TN in part.keys.items():
+            assert torch.equal(again.keys[name], keys_TN)
+        assert part.alt_T is not None
+        assert again.alt_T is not None
+        assert torch.equal(again.alt_T, part.alt_T)
+
+
+def test_keys_of_a_retain_set_have_no_alternatives_and_no_residual() -> None:
+    model = tiny_model("llama")
+    for part in each_batch(model, find_sites(model)[:1], in_batches(RENDERED)):
+        assert (part.alt_T, part.rms_T) == (None, None)

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from grom.influence import WHOLE, combined
+from grom.pictures import draw_influence
+from tests.figures import drawn, size_of, title_of, xy
 from tests.influenced import audited, problem
 
 
@@ -41,3 +44,22 @@ def test_an_edit_of_nothing_has_no_influence() -> None:
     nothing = replace(one.sites[0], update_norm=0.0, frozen=0.0, share=0.0, refit=0.0)
     both = combined([nothing, nothing])
     assert (both.frozen, both.share, both.refit, both.update_norm) == (0, 0, 0, 0)
+
+
+def test_the_figure_sorts_requests_and_rings_what_was_solved_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = drawn(monkeypatch)
+    path = tmp_path / "influence.png"
+    assert draw_influence([0.1, 0.4, math.nan, 0.2], [None, 0.5, None, 0.25], path)
+    size_of(path)
+    dots, rings = figures[0].axes[0].lines
+    assert xy(dots) == [(1, 0.4), (2, 0.2), (3, 0.1)]
+    assert xy(rings) == [(1, 0.5), (2, 0.25)]
+    assert title_of(figures[0]).endswith("by 20.00% in the median, by 40.00% at most")
+
+
+def test_without_requests_there_is_no_figure(tmp_path: Path) -> None:
+    assert not draw_influence([], [], tmp_path / "influence.png")
+    assert not draw_influence([math.nan], [None], tmp_path / "influence.png")
+    assert not list(tmp_path.iterdir())

@@ -153,7 +153,8 @@ def test_earlier_requests_without_keys_are_said_to_be_missing(base: Stages) -> N
         retain=(second.kept,), forget=merged, fresh=(second.moved,), earlier=(first.moved,)
     )
     found = audited(second, moments=moments)
-    assert (found.num_requests, found.covered) == (2, pytest.approx(0.5))
+    assert found.num_requests == 2
+    assert found.covered == pytest.approx(0.5)
     assert "forget positions belong to earlier requests" in found.warnings[0]
 
 

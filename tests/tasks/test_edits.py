@@ -108,9 +108,8 @@ def test_rows_in_blocks_give_the_same_bytes(
     model = tiny_model("gpt2")  # which stores its matrices the other way round
     base, edit = save_model(tmp_path / "base", model), mlp_edit(model)
     found = []
-    for name, rows in (("whole", 512), ("blocks", 5)):
-        monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 1)
-        monkeypatch.setattr(checkpoint, "ROW_BLOCK", rows)
+    for name, num_bytes in (("whole", 1 << 20), ("blocks", 24 * 8 * 5)):
+        monkeypatch.setattr(checkpoint, "BLOCK_BYTES", num_bytes)
         (tmp_path / name).mkdir()
         found.append(write_edited(base, edit, tmp_path / name))
     assert hashes(tmp_path / "blocks") == hashes(tmp_path / "whole")
@@ -128,10 +127,9 @@ def test_blocks_that_rounding_leaves_alone_are_counted_as_lost(
     P_MN = random_matrix(0, 16, 24)
     P_MN[:8] *= 1e-9
     edit = Edit({find_sites(model)[0]: LowRank(P_MN)})
-    monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 1)
     found = []
     for rows in (512, 4):
-        monkeypatch.setattr(checkpoint, "ROW_BLOCK", rows)
+        monkeypatch.setattr(checkpoint, "BLOCK_BYTES", 24 * 8 * rows)
         out = tmp_path / str(rows)
         out.mkdir()
         found += write_edited(base, edit, out)

@@ -10,12 +10,19 @@ from grom.ledger import LedgerLine, request_hash
 from tasks.accepted import Accepted, accepted, standing, write_accepted
 from tasks.artifacts import Artifact, CorruptArtifact
 from tasks.ledger import Ledger, LedgerMoved
+from tasks.place import SitesRef
 from tasks.rollback import TakenBack, roll_back_ledger
 from tasks.store import Store
 from tests.faulty import FAULTS, QUICK, faulty, once
 
 THEN = "2026-12-01T10:00:00+00:00"
 SALT = b"0123456789abcdef"
+SITES = SitesRef(
+    artifact=Artifact(stage="select", uri="s3://bucket/s", key="s"),
+    kind="mlp",
+    layers=(1,),
+    joint=False,
+)
 
 
 @pytest.fixture
@@ -36,6 +43,8 @@ def enter(store: Store, batch: str, version: str, count: int = 2, state: str = "
         model_version=version,
         edit="edit",
         nats=1.0,
+        sites=SITES,
+        retain=(),
         approver="gate",
     )
     write_accepted(record, store)

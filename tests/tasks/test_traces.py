@@ -14,12 +14,13 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from grom.errors import MalformedRow, MissingInput
 from tasks.claims import claim, fail, finish, look, renew
 from tasks.erase import erase
 from tasks.folder import held
 from tasks.inbox import check
 from tasks.needles import Needles
-from tasks.search import search, texts_in, texts_of, texts_of_file
+from tasks.search import search, texts_of, texts_of_file
 from tasks.store import Store
 from tasks.submit import submit
 from tasks.traces import Rule, Trace, data_set_caches, traces
@@ -226,8 +227,12 @@ def test_texts_of_rows_that_still_exist(store: Store, tmp_path: Path) -> None:
         "id-0",
         "id-1",
     }
-    with (tmp_path / "a.jsonl").open("rb") as file:
-        assert len(list(texts_in("a.jsonl", file))) == 4
+    assert len(list(texts_of_file(tmp_path / "a.jsonl"))) == 4
+    broken = write(tmp_path / "broken.jsonl", '{"text": "t"}\n{\n')
+    with pytest.raises(MalformedRow, match="line 2"):
+        list(texts_of_file(broken))
+    with pytest.raises(MissingInput):
+        list(texts_of_file(tmp_path / "broken"))
 
 
 def test_a_search_finds_every_copy_and_accuses_nothing_else(

@@ -1,0 +1,208 @@
+"""Whether a model's bytes contain the edit of a certificate.
+
+    edited tensors       = originals (edit/undo.safetensors) + P, cast once
+    untouched tensors    the bytes that were certified
+
+Shapes: N inputs of W, M outputs of W, K edited rows.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from grom.apply import ROW_BLOCK
+from grom.certificate import Certificate
+from grom.errors import DataError, GromError
+from grom.sites import Site
+from tasks.certified import untouched_sha256
+from tasks.edits import edit_folder
+from tasks.provenance import checkpoint_key, find_published, lineage
+from tasks.store import RESERVED, Store
+from tasks.tensors import (
+    DTYPES,
+    Stored,
+    content_of,
+    mapped,
+    model_files,
+    read_header,
+    region_sha256,
+)
+from tasks.undo import ORIGINALS
+from tasks.updates import FACTORS, StoredUpdates
+from tasks.verify import Check
+
+SLACK = 1e-12
+"""Another machine sums in another order: P differs by that share, which rounding may turn."""
+NAMES = ("model files", "model tensors", "edit in the model")
+
+
+def verify_model(certificate: Certificate, folder: Path, store: Store | None) -> list[Check]:
+    """Check a checkpoint's files, its tensors, and that each edited one is the base's plus P.
+
+    A later version of the model that was solved from this batch's statistics as well contains the
+    batch, too; its bytes are checked against its own artifact then.
+
+    Args:
+        certificate: of the edit.
+        folder: the checkpoint.
+        store: where artifacts are.
+    """
+    try:
+        edit = edit_folder(folder)
+        if content_of(edit / FACTORS).sha256 != certificate.edit.files[FACTORS]:
+            later = None if store is None else _later(certificate, folder, edit, store)
+            return later or [
+                *_files(certificate, folder),
+                Check(NAMES[2], "failed", f"{edit / FACTORS}: not the edit of this certificate"),
+            ]
+        return [*_files(certificate, folder), _edit_files(certificate, edit), _sums(folder, edit)]
+    except (GromError, OSError, ValueError, KeyError) as error:
+        reason = str(error) if isinstance(error, GromError) else type(error).__name__
+        return [Check(NAMES[2], "failed", f"{folder}: {reason}")]
+
+
+def verify_stored_model(certificate: Certificate, store: Store | None) -> list[Check]:
+    """The same checks of the store's own copy of the checkpoint."""
+    if store is None:
+        return [Check(name, "not checked", "no model was given") for name in NAMES]
+    name = f"apply/{certificate.edit.checkpoint}"
+    try:
+        found = find_published(name, store)
+        if found is None:
+            detail = f"no model was given, and {name} is no longer in the store"
+            return [Check(name, "not checked", detail) for name in NAMES]
+        folder = store.fetch(found.artifact)
+    except DataError as error:
+        return [Check(NAMES[0], "failed", str(error))]
+    return verify_model(certificate, folder, store)
+
+
+def _files(certificate: Certificate, folder: Path) -> list[Check]:
+    """Whether every file, and every tensor, is as certified."""
+    expected = certificate.model.files
+    there = set(model_files(folder, RESERVED))
+    weights = {name for name in expected if name.endswith(".safetensors")}
+    resharded = bool(there) and not weights & there
+    wanted = expected if not resharded else {n: h for n, h in expected.items() if n not in weights}
+    wrong = [
+        name
+        for name, sha256 in wanted.items()
+        if name not in there or content_of(folder / name).sha256 != sha256
+    ]
+    extra = [] if resharded else sorted(there - set(expected))
+    problems = [*(f"{folder / name}: not as certified" for name in wrong)]
+    problems += [f"{folder / name}: not part of what was certified" for name in extra]
+    state: Check = Check(NAMES[0], "ok", f"{len(wanted)} files with the certified hashes")
+    if problems:
+        state = Check(NAMES[0], "failed", "; ".join(problems))
+    return [state, _tensors(certificate, folder)]
+
+
+def _tensors(certificate: Certificate, folder: Path) -> Check:
+    places = _places(folder)
+    wrong = [
+        name
+        for name, sha256 in certificate.edit.edited.items()
+        if name not in places or region_sha256(*places[name]) != sha256
+    ]
+    if untouched_sha256(folder, certificate.edit.edited) != certificate.model.untouched_sha256:
+        wrong.append("a tensor that the edit left alone")
+    if wrong:
+        return Check(NAMES[1], "failed", f"not as certified: {', '.join(wrong)}")
+    detail = f"{len(certificate.edit.edited)} edited ones, and all others, as certified"
+    return Check(NAMES[1], "ok", detail)
+
+
+def _edit_files(certificate: Certificate, edit: Path) -> Check:
+    wrong = [
+        str(edit / name)
+        for name, sha256 in certificate.edit.files.items()
+        if not (edit / name).is_file() or content_of(edit / name).sha256 != sha256
+    ]
+    if wrong:
+        return Check("edit files", "failed", f"not as certified: {', '.join(wrong)}")
+    return Check("edit files", "ok", f"{len(certificate.edit.files)} files as certified")
+
+
+def _sums(folder: Path, edit: Path) -> Check:
+    """Whether each edited tensor is the original plus P, cast once."""
+    updates, places = StoredUpdates(edit), _places(folder)
+    originals = read_header(edit / ORIGINALS, DTYPES | {"I64": torch.int64})
+    for site in updates.sites:
+        if site.tensor not in places:
+            return Check(NAMES[2], "failed", f"{folder} has no {site.tensor}")
+        number = _first_wrong(site, updates, mapped(*places[site.tensor], write=False), {
+            name: mapped(edit / ORIGINALS, stored, write=False)
+            for name, stored in originals.items()
+            if name.startswith(site.tensor)
+        })  # fmt: skip
+        if number is not None:
+            detail = f"{site.tensor}, row {number}: not the original plus the edit"
+            return Check(NAMES[2], "failed", detail)
+    count = len(updates.sites)
+    return Check(NAMES[2], "ok", f"{count} tensors are the original plus the edit, cast once")
+
+
+def _first_wrong(
+    site: Site, updates: StoredUpdates, weight: Tensor, originals: dict[str, Tensor]
+) -> int | None:
+    """The first row of W that is not the original plus P; None if all are."""
+    now_MN, update = site.oriented(weight), updates.whole(site)
+    if update.rows_K is not None:
+        before_KN = originals[f"{site.tensor}.values"]
+        fits_K = _fits(now_MN[update.rows_K], before_KN, update.right_KN)
+        return None if bool(fits_K.all()) else int(update.rows_K[int((~fits_K).nonzero()[0])])
+    before_MN = site.oriented(originals[site.tensor])
+    for first in range(0, len(now_MN), ROW_BLOCK):
+        last = min(first + ROW_BLOCK, len(now_MN))
+        part = updates.rows(site, first, last)
+        exact_KN = part.right_KN if part.left_MK is None else part.left_MK @ part.right_KN
+        fits_K = _fits(now_MN[first:last], before_MN[first:last], exact_KN)
+        if not bool(fits_K.all()):
+            return first + int((~fits_K).nonzero()[0])
+    return None
+
+
+def _fits(now_KN: Tensor, before_KN: Tensor, update_KN: Tensor) -> Tensor:
+    """Which rows are the original plus P, up to the last digits of P."""
+    exact_KN = before_KN.double() + update_KN
+    slack_KN = SLACK * (update_KN.abs() + update_KN.abs().max())
+    low_KN, high_KN = (exact_KN - slack_KN).to(now_KN.dtype), (exact_KN + slack_KN).to(now_KN.dtype)
+    return ((now_KN == low_KN) | (now_KN == high_KN)).all(dim=1)
+
+
+def _places(folder: Path) -> dict[str, tuple[Path, Stored]]:
+    return {
+        name: (path, stored)
+        for path in sorted(folder.glob("*.safetensors"))
+        for name, stored in read_header(path).items()
+    }
+
+
+def _later(certificate: Certificate, folder: Path, edit: Path, store: Store) -> list[Check] | None:
+    """The checks of a later version that was solved from this batch's statistics as well."""
+    facts = StoredUpdates(edit).facts
+    try:
+        key = checkpoint_key(facts["model"], facts["edit"], facts["beta"])
+        made = lineage(key, store)
+    except (DataError, KeyError, ValueError):
+        return None
+    forgotten = [one for one in certificate.statistics if one.role in ("forget", "forget, earlier")]
+    own = {one.artifact for one in forgotten if one.batch == certificate.batch}
+    own = own or {one.artifact for one in forgotten}  # a batch that brought nothing new
+    if (
+        not own <= {part.name for part in made.parts}
+        or facts["model"] != certificate.base.fingerprint
+    ):
+        return None
+    what = "a later edit, solved from this batch's statistics as well"
+    for name, entry in made.applied.files.items():
+        if (folder / name).is_file() and content_of(folder / name).sha256 != entry["sha256"]:
+            return [Check(NAMES[0], "failed", f"{folder / name}: not as published ({what})")]
+    return [
+        Check(NAMES[0], "ok", f"files as published; {what}, apply/{key}"),
+        _sums(folder, edit),
+    ]
