@@ -13,17 +13,21 @@ import typer
 from flows import (
     approval_commands,
     attack_command,
+    certificate_commands,
     deploy,
     doorbell_commands,
+    edit_commands,
+    erase_commands,
     inbox_commands,
     measure,
     model_commands,
+    reproduce_commands,
     up,
     withdraw_commands,
 )
 from flows.config import UnlearnConfig
 from flows.presets import PRESETS, load
-from flows.service import ServiceConfig
+from flows.service import ServiceConfig, read_service
 from flows.show import DEMO_NAMES, show_answers, show_outcome
 from flows.terminal import console, plain_logs, prepare_environment, readable_errors
 
@@ -47,6 +51,17 @@ app.command("sweep")(doorbell_commands.sweep_inbox)
 app.command("listen")(doorbell_commands.listen_to_queue)
 app.command("models")(model_commands.list_models)
 app.command("rollback")(model_commands.roll_back)
+app.command("erase")(erase_commands.erase_batches)
+app.command("certificate")(certificate_commands.show_certificate)
+app.command("verify")(certificate_commands.verify_certificate)
+app.command("keygen")(certificate_commands.make_key)
+app.command("reproduce")(reproduce_commands.reproduce_run)
+app.command("diff")(reproduce_commands.diff_runs)
+app.command("apply")(edit_commands.apply_edit)
+app.command("revert")(edit_commands.revert_edit)
+app.command("inspect")(edit_commands.inspect_edit)
+app.command("export")(edit_commands.export_edit)
+app.command("merge")(edit_commands.merge_edits)
 app.command("deploy")(deploy.deploy_service)
 app.command("up")(up.up)
 app.command("ui")(up.ui)
@@ -105,6 +120,25 @@ def show_config(
     with readable_errors():
         values = load(preset, None).model_dump(mode="json", exclude_defaults=True)
         sys.stdout.write(yaml.safe_dump(values, sort_keys=False, allow_unicode=True))
+
+
+@app.command()
+def housekeeping(
+    config: Annotated[Path, typer.Option(help="The service's YAML file.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done.")
+    ] = False,
+) -> None:
+    """Do now what the daily flow does: close what killed runs left, erase and purge by rule."""
+    with readable_errors():
+        cfg = read_service(config)
+        prepare_environment(Path(cfg.work))
+        from flows import housekeeping as tidy
+
+        with plain_logs(quiet=False):
+            found = tidy.housekeeping(cfg, dry_run)
+        for one in found:
+            console.print(f"{one.step}: {len(one.places)} places, {one.num_bytes:,} bytes")
 
 
 @app.command(context_settings={"allow_extra_args": True, "ignore_unknown_options": True})

@@ -28,6 +28,7 @@ def prepare_environment(work: Path) -> None:
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_LOGGING_HANDLERS_CONSOLE_LEVEL": "CRITICAL",
         "PREFECT_LOGGING_EXTRA_LOGGERS": "grom,tasks,flows",
+        "PREFECT_LOGGING_ROOT_LEVEL": "INFO",  # else these say nothing below a warning
         "PREFECT_LOGGING_TO_API_WHEN_MISSING_FLOW": "ignore",
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "DO_NOT_TRACK": "1",

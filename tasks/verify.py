@@ -6,8 +6,10 @@ by `verify_model.py`.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Literal
 
 from grom.certificate import OF_REQUEST, SEALS, Certificate, changed_parts
@@ -16,7 +18,7 @@ from grom.ledger import GENESIS, ChainedLine, LedgerLine, line_hash
 from grom.signing import signature_holds
 from tasks.accepted import HONOURED, standing
 from tasks.certificates import certificate_of
-from tasks.ledger import Ledger
+from tasks.ledger import DIGITS, LEDGER, Ledger, Segment
 from tasks.provenance import find_published
 from tasks.solve import ALPHA
 from tasks.store import Store
@@ -98,11 +100,26 @@ def verify_in_store(certificate: Certificate, store: Store | None) -> list[Check
         rest = [Check(name, "not checked", "the ledger is broken") for name in names[1:3]]
         return [Check(names[0], "failed", str(error)), *rest, _artifacts(certificate, store)]
     return [
-        _chain(certificate, lines),
+        _segments(store) or _chain(certificate, lines),
         _entry(certificate, lines, store),
         _in_force(certificate, lines),
         _artifacts(certificate, store),
     ]
+
+
+def _segments(store: Store) -> Check | None:
+    """The check that failed if a segment has other bytes than were written, beside its lines too."""
+    for number in count(1):
+        found = store.read(f"{LEDGER}/{number:0{DIGITS}d}.json")
+        if found is None:
+            return None
+        segment = Segment.model_validate_json(found.data)
+        lines = store.read(segment.file)
+        if lines is None or hashlib.sha256(lines.data).hexdigest() != segment.sha256:
+            return Check(
+                "ledger", "failed", f"{segment.file}: its bytes are not those it is named by"
+            )
+    return None
 
 
 def _chain(certificate: Certificate, lines: Sequence[ChainedLine]) -> Check:

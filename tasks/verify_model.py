@@ -8,7 +8,9 @@ Shapes: N inputs of W, M outputs of W, K edited rows.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -52,16 +54,38 @@ def verify_model(certificate: Certificate, folder: Path, store: Store | None) ->
     """
     try:
         edit = edit_folder(folder)
-        if content_of(edit / FACTORS).sha256 != certificate.edit.files[FACTORS]:
-            later = None if store is None else _later(certificate, folder, edit, store)
-            return later or [
-                *_files(certificate, folder),
-                Check(NAMES[2], "failed", f"{edit / FACTORS}: not the edit of this certificate"),
-            ]
-        return [*_files(certificate, folder), _edit_files(certificate, edit), _sums(folder, edit)]
-    except (GromError, OSError, ValueError, KeyError) as error:
-        reason = str(error) if isinstance(error, GromError) else type(error).__name__
-        return [Check(NAMES[2], "failed", f"{folder}: {reason}")]
+        mine = content_of(edit / FACTORS).sha256 == certificate.edit.files[FACTORS]
+    except (GromError, OSError) as error:
+        return [_broken(NAMES[2], folder, error)]
+    if not mine:
+        later = None if store is None else _guarded(NAMES[0], edit, _later, certificate, store)
+        return later or [
+            *_guarded(NAMES[0], folder, _files, certificate),
+            Check(NAMES[2], "failed", f"{edit / FACTORS}: not the edit of this certificate"),
+        ]
+    return [
+        *_guarded(NAMES[0], folder, _files, certificate),
+        *_guarded(NAMES[1], folder, _tensors, certificate),
+        *_guarded("edit files", edit, _edit_files, certificate),
+        *_guarded(NAMES[2], edit, _sums, folder),
+    ]
+
+
+def _guarded(
+    name: str, folder: Path, check: Callable[..., list[Check]], *with_: Any
+) -> list[Check]:
+    """The checks, or one that failed because the files cannot be read."""
+    try:
+        return check(folder, *with_)
+    except (GromError, OSError, ValueError, KeyError, RuntimeError) as error:
+        return [_broken(name, folder, error)]
+
+
+def _broken(name: str, folder: Path, error: Exception) -> Check:
+    reason = (
+        str(error) if isinstance(error, GromError) else f"cannot be read ({type(error).__name__})"
+    )
+    return Check(name, "failed", f"{folder}: {reason}")
 
 
 def verify_stored_model(certificate: Certificate, store: Store | None) -> list[Check]:
@@ -80,8 +104,8 @@ def verify_stored_model(certificate: Certificate, store: Store | None) -> list[C
     return verify_model(certificate, folder, store)
 
 
-def _files(certificate: Certificate, folder: Path) -> list[Check]:
-    """Whether every file, and every tensor, is as certified."""
+def _files(folder: Path, certificate: Certificate) -> list[Check]:
+    """Whether every file is as certified."""
     expected = certificate.model.files
     there = set(model_files(folder, RESERVED))
     weights = {name for name in expected if name.endswith(".safetensors")}
@@ -95,13 +119,12 @@ def _files(certificate: Certificate, folder: Path) -> list[Check]:
     extra = [] if resharded else sorted(there - set(expected))
     problems = [*(f"{folder / name}: not as certified" for name in wrong)]
     problems += [f"{folder / name}: not part of what was certified" for name in extra]
-    state: Check = Check(NAMES[0], "ok", f"{len(wanted)} files with the certified hashes")
     if problems:
-        state = Check(NAMES[0], "failed", "; ".join(problems))
-    return [state, _tensors(certificate, folder)]
+        return [Check(NAMES[0], "failed", "; ".join(problems))]
+    return [Check(NAMES[0], "ok", f"{len(wanted)} files with the certified hashes")]
 
 
-def _tensors(certificate: Certificate, folder: Path) -> Check:
+def _tensors(folder: Path, certificate: Certificate) -> list[Check]:
     places = _places(folder)
     wrong = [
         name
@@ -111,29 +134,29 @@ def _tensors(certificate: Certificate, folder: Path) -> Check:
     if untouched_sha256(folder, certificate.edit.edited) != certificate.model.untouched_sha256:
         wrong.append("a tensor that the edit left alone")
     if wrong:
-        return Check(NAMES[1], "failed", f"not as certified: {', '.join(wrong)}")
+        return [Check(NAMES[1], "failed", f"not as certified: {', '.join(wrong)}")]
     detail = f"{len(certificate.edit.edited)} edited ones, and all others, as certified"
-    return Check(NAMES[1], "ok", detail)
+    return [Check(NAMES[1], "ok", detail)]
 
 
-def _edit_files(certificate: Certificate, edit: Path) -> Check:
+def _edit_files(edit: Path, certificate: Certificate) -> list[Check]:
     wrong = [
         str(edit / name)
         for name, sha256 in certificate.edit.files.items()
         if not (edit / name).is_file() or content_of(edit / name).sha256 != sha256
     ]
     if wrong:
-        return Check("edit files", "failed", f"not as certified: {', '.join(wrong)}")
-    return Check("edit files", "ok", f"{len(certificate.edit.files)} files as certified")
+        return [Check("edit files", "failed", f"not as certified: {', '.join(wrong)}")]
+    return [Check("edit files", "ok", f"{len(certificate.edit.files)} files as certified")]
 
 
-def _sums(folder: Path, edit: Path) -> Check:
+def _sums(edit: Path, folder: Path) -> list[Check]:
     """Whether each edited tensor is the original plus P, cast once."""
     updates, places = StoredUpdates(edit), _places(folder)
     originals = read_header(edit / ORIGINALS, DTYPES | {"I64": torch.int64})
     for site in updates.sites:
         if site.tensor not in places:
-            return Check(NAMES[2], "failed", f"{folder} has no {site.tensor}")
+            return [Check(NAMES[2], "failed", f"{folder} has no {site.tensor}")]
         number = _first_wrong(site, updates, mapped(*places[site.tensor], write=False), {
             name: mapped(edit / ORIGINALS, stored, write=False)
             for name, stored in originals.items()
@@ -141,9 +164,9 @@ def _sums(folder: Path, edit: Path) -> Check:
         })  # fmt: skip
         if number is not None:
             detail = f"{site.tensor}, row {number}: not the original plus the edit"
-            return Check(NAMES[2], "failed", detail)
+            return [Check(NAMES[2], "failed", detail)]
     count = len(updates.sites)
-    return Check(NAMES[2], "ok", f"{count} tensors are the original plus the edit, cast once")
+    return [Check(NAMES[2], "ok", f"{count} tensors are the original plus the edit, cast once")]
 
 
 def _first_wrong(
@@ -182,27 +205,26 @@ def _places(folder: Path) -> dict[str, tuple[Path, Stored]]:
     }
 
 
-def _later(certificate: Certificate, folder: Path, edit: Path, store: Store) -> list[Check] | None:
-    """The checks of a later version that was solved from this batch's statistics as well."""
-    facts = StoredUpdates(edit).facts
+def _later(edit: Path, certificate: Certificate, store: Store) -> list[Check]:
+    """The checks of a later version that was solved from this batch's statistics as well; none if
+    it is no such version."""
+    facts, folder = StoredUpdates(edit).facts, edit.parent
     try:
         key = checkpoint_key(facts["model"], facts["edit"], facts["beta"])
         made = lineage(key, store)
     except (DataError, KeyError, ValueError):
-        return None
+        return []
     forgotten = [one for one in certificate.statistics if one.role in ("forget", "forget, earlier")]
     own = {one.artifact for one in forgotten if one.batch == certificate.batch}
     own = own or {one.artifact for one in forgotten}  # a batch that brought nothing new
-    if (
-        not own <= {part.name for part in made.parts}
-        or facts["model"] != certificate.base.fingerprint
-    ):
-        return None
+    same_base = facts["model"] == certificate.base.fingerprint
+    if not same_base or not own <= {part.name for part in made.parts}:
+        return []
     what = "a later edit, solved from this batch's statistics as well"
     for name, entry in made.applied.files.items():
         if (folder / name).is_file() and content_of(folder / name).sha256 != entry["sha256"]:
             return [Check(NAMES[0], "failed", f"{folder / name}: not as published ({what})")]
     return [
         Check(NAMES[0], "ok", f"files as published; {what}, apply/{key}"),
-        _sums(folder, edit),
+        *_sums(edit, folder),
     ]

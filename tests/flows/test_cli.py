@@ -107,7 +107,7 @@ def test_a_run_that_fails_is_a_message_a_failed_run_and_nothing_half_made(
 
 
 def test_commands_of_the_readme_exist() -> None:
-    named = set(re.findall(r"^\s+(?:bash infra/run )?grom (\S+)", README, re.MULTILINE))
+    named = set(re.findall(r"(?:^\s+|`)(?:bash infra/run )?grom ([a-z-]+)", README, re.MULTILINE))
     assert named
     assert named <= commands()
     assert named | {"demo"} == commands()
