@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from tasks.compare import Comparison
     from tasks.recorded import Difference
     from tasks.reproduce import Reproduced
-    from tasks.run_facts import Run
+    from tasks.runs import Run
     from tasks.store import Store
 
 STYLES = {
@@ -101,7 +101,7 @@ def _open(store: str, work: Path) -> Store:
 
 
 def _find(name: str, store: Store, job: JobConfig | None, work: Path) -> Run:
-    from tasks.run_facts import find_run
+    from tasks.runs import find_run
     from tasks.tracking import Tracking
 
     tracking = job.tracking if job is not None else Tracking()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from operator import not_
 from typing import Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
@@ -34,10 +33,6 @@ class RidgeConfig(Config):
     """Ridge as a share of the mean diagonal of A before the ridge; 0.03 if `mu` is not given."""
     mu: float | None = Field(default=None, gt=0)
     """Ridge as an absolute number, in squared key norm.  Excludes `rho`."""
-    cache_retain: bool = Field(default=False, exclude_if=not_)
-    """Keep an inverse of the retain part in the store, so that a small forget set all of whose keys
-    were kept (`collect.keep_request_keys`) is solved without factorising the system again.  It
-    takes 8 N^2 bytes for N inputs of a system, and once the time of three solves."""
 
     @model_validator(mode="after")
     def _one_ridge(self) -> Self:

@@ -16,9 +16,7 @@ from grom.certified import Signature
 from grom.errors import ConfigError
 
 SIGNED = "signed with Ed25519"
-UNSIGNED = (
-    "not signed: nothing but its entry in the ledger tells whether it is as it was made"
-)
+UNSIGNED = "not signed: nothing but its entry in the ledger tells whether it is as it was made"
 KEYGEN = "`openssl genpkey -algorithm ed25519 -out key.pem` makes one"
 
 

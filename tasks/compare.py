@@ -10,7 +10,8 @@ from typing import Any
 from tasks.codecs import read_json, read_table
 from tasks.distance import relative_difference
 from tasks.provenance import all_published
-from tasks.run_facts import TOPICS, Run, run_facts
+from tasks.run_facts import TOPICS, run_facts
+from tasks.runs import Run
 from tasks.shown import shown_settings
 from tasks.solve import SiteReport
 from tasks.store import Store

@@ -171,11 +171,7 @@ def apply_edit(base: Path, folder: Path, out: Path, fingerprint: str | None = No
     """
     started = time.perf_counter()
     updates, undo = open_edit(folder, check=False)
-    if "beta" not in updates.facts:
-        raise ConfigError(
-            f"{folder}: an edit at unit strength, as `solve` makes it. Take the one that `apply` "
-            "wrote, which has its strength."
-        )
+    updates.need_strength()
     sizes = {name: (base / name).stat().st_size for name in model_files(base, RESERVED)}
     alike = undo is not None and sizes == {n: f.num_bytes for n, f in undo.files.items()}
     if not alike:

@@ -79,7 +79,7 @@ def export_peft(
 
     Raises:
         MissingInput, BrokenCheckpoint, TamperedEdit, CorruptArtifact: the edit cannot be read.
-        ConfigError: `out` has files; no such dtype; a rank below 1.
+        ConfigError: `out` has files; no such dtype; a rank below 1; an edit at unit strength.
         NotEnoughDisk: the adapter does not fit.
     """
     if rank is not None and rank < 1:
@@ -87,6 +87,7 @@ def export_peft(
     if dtype not in DTYPES:
         raise ConfigError(f"--dtype {dtype}: there are {', '.join(DTYPES)}")
     updates, undo = open_edit(folder)
+    updates.need_strength()
     made = {site: adapter(updates.whole(site), rank).to(DTYPES[dtype]) for site in updates.sites}
     largest = max(part.rank for part in made.values())
     if uniform:

@@ -20,7 +20,8 @@ from tasks.models import open_rendering
 from tasks.place import DataRef, Part, Place
 from tasks.provenance import find_published
 from tasks.recorded import Difference
-from tasks.run_facts import Run, rendering_facts
+from tasks.run_facts import rendering_facts
+from tasks.runs import Run
 from tasks.shown import shown_settings
 from tasks.store import RESERVED, Store
 from tasks.tensors import content_of, model_files, read_header

@@ -225,6 +225,8 @@ class Ledger:
         last = verify(lines, previous, first, self._where)
         if (len(lines), previous, last) != (segment.lines, segment.previous, segment.last):
             raise BrokenLedger(self._where, first + len(lines), f"{segment.marker} was changed")
+        if hashlib.sha256(found.data).hexdigest() != segment.sha256:
+            raise BrokenLedger(self._where, first, f"{segment.file} was changed")
         return lines
 
     def _take(self, segment: Segment, lines: list[ChainedLine]) -> None:

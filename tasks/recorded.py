@@ -9,7 +9,8 @@ from tasks.artifacts import SCHEMA, CorruptArtifact, canonical_json
 from tasks.certificates import software
 from tasks.codecs import read_json
 from tasks.provenance import Published, copied_facts, find_published
-from tasks.run_facts import TOPICS, Run, topic_of
+from tasks.run_facts import TOPICS, topic_of
+from tasks.runs import Run
 from tasks.store import Store
 
 

@@ -27,7 +27,8 @@ from tasks.place import CalibrationRef, CollectRef, EditRef, ModelRef, Place, Si
 from tasks.provenance import Published, published
 from tasks.recorded import Difference, in_order, recorded_differences, software_differences
 from tasks.revert import revert
-from tasks.run_facts import Run, calibration_of
+from tasks.run_facts import calibration_of
+from tasks.runs import Run
 from tasks.solve import solve
 from tasks.store import MARKER, Store
 from tasks.tensors import content_of
@@ -115,9 +116,8 @@ class Again:
         forget = merge_forget.fn(parts, self.place)
         self._compare_merged(made.forget, forget)
         facts = made.solved.facts
-        how = {"cache_retain": True} if "how" in facts else {}
         edit = solve.fn(
-            model, retain, forget, _sites(made.retain[0]), RidgeConfig(**facts["ridge"] | how),
+            model, retain, forget, _sites(made.retain[0]), RidgeConfig(**facts["ridge"]),
             TargetConfig(**facts["target"]), self.place,
         )  # fmt: skip
         beta = self._beta(run, edit, store)

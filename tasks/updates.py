@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from grom.apply import Edit
-from grom.errors import MissingInput
+from grom.errors import ConfigError, MissingInput
 from grom.sites import Site
 from grom.target import LowRank
 from tasks.artifacts import canonical_json
@@ -109,6 +109,18 @@ class StoredUpdates:
     def sites(self) -> Sequence[Site]:
         """See `Updates`."""
         return tuple(self.num_outputs)
+
+    def need_strength(self) -> None:
+        """Refuse an edit whose strength was never chosen.
+
+        Raises:
+            ConfigError: it is one.
+        """
+        if "beta" not in self.facts:
+            raise ConfigError(
+                f"{self.folder}: an edit at unit strength, as `solve` makes it. Take the one that "
+                "`apply` wrote, which has its strength."
+            )
 
     def region(self, site: Site, part: str) -> Stored | None:
         """Where `right`, `left` or `rows` of a site lies, if it has that part."""

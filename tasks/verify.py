@@ -108,7 +108,7 @@ def verify_in_store(certificate: Certificate, store: Store | None) -> list[Check
 
 
 def _segments(store: Store) -> Check | None:
-    """The check that failed if a segment has other bytes than were written, beside its lines too."""
+    """A failed check if a segment has other bytes than were written, wherever in it."""
     for number in count(1):
         found = store.read(f"{LEDGER}/{number:0{DIGITS}d}.json")
         if found is None:

@@ -176,25 +176,26 @@ def _first_wrong(
     now_MN, update = site.oriented(weight), updates.whole(site)
     if update.rows_K is not None:
         before_KN = originals[f"{site.tensor}.values"]
-        fits_K = _fits(now_MN[update.rows_K], before_KN, update.right_KN)
+        fits_K = fits(now_MN[update.rows_K], before_KN, update.right_KN)
         return None if bool(fits_K.all()) else int(update.rows_K[int((~fits_K).nonzero()[0])])
     before_MN = site.oriented(originals[site.tensor])
     for first in range(0, len(now_MN), ROW_BLOCK):
         last = min(first + ROW_BLOCK, len(now_MN))
         part = updates.rows(site, first, last)
         exact_KN = part.right_KN if part.left_MK is None else part.left_MK @ part.right_KN
-        fits_K = _fits(now_MN[first:last], before_MN[first:last], exact_KN)
+        fits_K = fits(now_MN[first:last], before_MN[first:last], exact_KN)
         if not bool(fits_K.all()):
             return first + int((~fits_K).nonzero()[0])
     return None
 
 
-def _fits(now_KN: Tensor, before_KN: Tensor, update_KN: Tensor) -> Tensor:
+def fits(now_KN: Tensor, before_KN: Tensor, update_KN: Tensor) -> Tensor:
     """Which rows are the original plus P, up to the last digits of P."""
     exact_KN = before_KN.double() + update_KN
     slack_KN = SLACK * (update_KN.abs() + update_KN.abs().max())
     low_KN, high_KN = (exact_KN - slack_KN).to(now_KN.dtype), (exact_KN + slack_KN).to(now_KN.dtype)
-    return ((now_KN == low_KN) | (now_KN == high_KN)).all(dim=1)
+    # Where the sum nearly cancels, several numbers lie between the two.
+    return ((now_KN >= low_KN) & (now_KN <= high_KN)).all(dim=1)
 
 
 def _places(folder: Path) -> dict[str, tuple[Path, Stored]]:

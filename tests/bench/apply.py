@@ -106,9 +106,6 @@ def generated_edit(base: Path, folder: Path, rank: int | None) -> Path:
         updates[site] = LowRank(right, left) if rank else LowRank(left @ right)
     fingerprint = models.fingerprint(ModelConfig(source=str(base)), base)
     save_edit(folder, Edit(updates), {"model": fingerprint, "beta": 1.0, "nats": 1.0})
-    apply_edit(base, folder, folder / "applied")  # gives it its record
-    shutil.copyfile(folder / "applied" / "edit" / "undo.json", folder / "undo.json")
-    shutil.rmtree(folder / "applied")
     return folder
 
 
@@ -117,9 +114,10 @@ def compare(base: Path, edit: Path, work: Path) -> None:
     out, edited = work / "out", work / "edited"
     shutil.rmtree(edited, ignore_errors=True)
     apply_edit(base, edit, edited)
+    recorded = edited / "edit"
     copied = [best_copy(folder, out) for folder in (base, edited)]
-    idle = best("nothing", base, edit, out)
-    applied, reverted = best("apply", base, edit, out), best("revert", edited, edit, out)
+    idle = best("nothing", base, recorded, out)
+    applied, reverted = best("apply", base, recorded, out), best("revert", edited, recorded, out)
     largest = max(stored.size for path in base.glob("*.safetensors") for stored in _all(path)) / MB
     size, written = checkpoint_bytes(base) / MB, size_of(edited) / MB
     table = Table(title=f"{size:.0f} MB, largest tensor {largest:.0f} MB, {written:.0f} MB written")

@@ -51,7 +51,7 @@ def cfg(
         evaluate=EvaluateConfig(quantisations=("int4",), health_examples=2, health_tokens=8),
         approval="required",
         prefect_pool="story",
-        sweep_seconds=5,
+        sweep_seconds=20,
     )
 
 
@@ -170,7 +170,7 @@ def test_from_the_inbox_to_a_champion_and_back(
     assert files_with(CANARY.encode(), looked_at) == []
     assert files_with(WORKER_PASSWORD.encode(), looked_at) == []
     assert files_with(seaweedfs.secret.encode(), looked_at) == []
-    objects = Bucket(cfg.store).entries("")
+    objects = Bucket(cfg.store).entries(None)
     assert objects
     for entry in objects:
         found = Bucket(cfg.store).read(entry.name)

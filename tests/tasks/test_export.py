@@ -174,6 +174,9 @@ def test_one_rank_for_all_sites_is_filled_up_with_zeros(tmp_path: Path) -> None:
     tensors = load_file(tmp_path / "lora" / "adapter_model.safetensors")
     assert all(16 in tensor.shape for tensor in tensors.values())
     assert all(tensor.dtype == torch.float32 for tensor in tensors.values())
+    card = (tmp_path / "lora" / "README.md").read_text()
+    assert "`--max-lora-rank` of at least 16" in card
+    assert "it was not run" in card
     model = with_adapter(base, tmp_path / "lora")
     assert_close(logits(model), logits(opened(edited)), **CLOSE)
 
@@ -209,6 +212,13 @@ def test_the_change_in_metrics_is_measured_on_the_merged_model(tmp_path: Path) -
     assert low == pytest.approx(run.score(edited=True).sets["forget"]["probability"], rel=1e-4)
     assert "| forget | adapter |" in (tmp_path / "cut" / "README.md").read_text()
     assert sorted(path.name for path in Path(run.place.work).iterdir()) == ["scratch", "store"]
+
+
+def test_an_edit_at_unit_strength_is_not_exported(tmp_path: Path) -> None:
+    run = stages(tmp_path)
+    with pytest.raises(ConfigError, match="unit strength"):
+        export_peft(run.place.fetch(run.edit.artifact), tmp_path / "lora")
+    assert not (tmp_path / "lora").exists()
 
 
 def test_wrong_settings_are_refused(tmp_path: Path) -> None:

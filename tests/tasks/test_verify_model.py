@@ -18,7 +18,7 @@ from tasks.certified import EDIT_FILES, untouched_sha256
 from tasks.store import RESERVED
 from tasks.tensors import model_files, read_header
 from tasks.undo import need_undo
-from tasks.verify_model import verify_model
+from tasks.verify_model import fits, verify_model
 from tests.documents import HASH, a_certificate
 from tests.edits import edited_checkpoint, every_edit, flip, head_edit
 
@@ -147,3 +147,11 @@ def test_the_same_tensors_in_other_files_hold(edited: Folders) -> None:
         part = {name: whole[name] for name in names}
         save_file(part, folder / f"model-{number:05d}-of-00002.safetensors", {"format": "pt"})
     assert failures(certificate, folder) == {}
+
+
+def test_a_sum_that_nearly_cancels_is_still_the_original_plus_the_edit() -> None:
+    before = torch.tensor([[0.014763355255126953]])
+    update = torch.tensor([[-0.01476524739060916]], dtype=torch.float64)
+    now = torch.tensor([[-1.8921355149359442e-06]])
+    assert bool(fits(now, before, update).all())
+    assert not bool(fits(now * (1 + 1e-4), before, update).any())
