@@ -5,7 +5,9 @@
 
 Parts: the edit (reference, sequential sweep, frozen pass), collecting against a bare forward pass,
 all likelihood metrics from one pass, the solve against LAPACK's Cholesky rate, and peak memory
-with ten times the retain data.  The kills are a part of their own, see `kills.py`.
+with ten times the retain data.  The kills are a part of their own, see `kills.py`; and so are
+
+    grom bench streaming | influence | apply
 """
 
 from __future__ import annotations
@@ -42,11 +44,12 @@ from tasks.load import load_data, load_model
 from tasks.models import OpenModel, open_model
 from tasks.place import DataRef, Part, Place
 from tasks.streams import batch_stream
-from tests.bench import kills
+from tests.bench import apply, influence, kills, streaming
 from tests.bench.suite import one_pass_each, suite
 from tests.reference import reference_sequential_edit
 
 BAND = range(24, 30)
+APART = {"apply": apply.main, "influence": influence.main, "streaming": streaming.main}
 BETA = 300.0
 TARGET, PLAN = TargetConfig(kind="suppression"), ForgetPlan(replace=False)
 RIDGE = RidgeConfig()
@@ -88,7 +91,11 @@ class Bench:
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run every part and print one table."""
+    """Run every part and print one table, or one of the benchmarks of their own."""
+    given = list(sys.argv[1:] if arguments is None else arguments)
+    if given and given[0] in APART:
+        APART[given[0]](given[1:])
+        return
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--forget", type=int, default=200, help="forget examples")
     parser.add_argument("--retain", type=int, default=300, help="retain examples")
@@ -96,7 +103,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--memory-of", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--kills", type=int, help="kill workers at so many points, nothing else")
     parser.add_argument("--seed", type=int, default=0, help="of kills in a row")
-    options = parser.parse_args(arguments)
+    options = parser.parse_args(given)
     if options.kills is not None:
         kills.main(options.kills, options.seed)
         return
