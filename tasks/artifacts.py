@@ -25,7 +25,7 @@ SCHEMA = {
     "collect": 2,
     "solve": 3,
     "calibrate": 1,
-    "apply": 1,
+    "apply": 2,
     "evaluate": 3,
     "attack": 1,
     "audit": 1,

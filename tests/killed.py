@@ -6,6 +6,7 @@ Processes come from a server that has imported everything, so that one starts in
 
 from __future__ import annotations
 
+import faulthandler
 import multiprocessing
 import os
 import shutil
@@ -35,6 +36,8 @@ PRELOADED = [
 DAYS_S = 2 * 86400.0
 """Leases have run out by then, and housekeeping removes what nobody has."""
 PATIENCE_S, PAUSE_S = 60.0, 4.0
+HANGS_S = 150.0
+"""No worker takes so long; before that it says where it is."""
 LIVES = 3
 """So many workers may be needed after a kill."""
 
@@ -59,6 +62,7 @@ def work(job: Job) -> None:
     with job.trace.with_suffix(".log").open("ab") as log:
         for stream in (1, 2):
             os.dup2(log.fileno(), stream)
+    faulthandler.dump_traceback_later(HANGS_S - 10)
     os.environ["PREFECT_API_URL"] = job.api
     from prefect.settings import PREFECT_API_URL, temporary_settings
 
@@ -131,7 +135,10 @@ class Drill:
     ) -> Ended:
         """Run a flow in a process of its own."""
         process, trace = self.launch(moment, prepare, flow)
-        process.join()
+        process.join(HANGS_S)
+        if process.is_alive():
+            process.kill()
+            raise AssertionError(f"a worker hangs\n{self.log()}")
         lines = trace.read_text().splitlines() if trace.exists() else []
         assert process.exitcode is not None
         return Ended(process.exitcode, tuple(map(Point.parse, lines)))

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.settings import PREFECT_API_URL, temporary_settings
 from typer.testing import CliRunner
 
 from flows.cli import app
@@ -229,8 +230,11 @@ def test_relative_paths_become_absolute_and_addresses_stay(
 def test_a_missing_server_is_a_message(tmp_path: Path) -> None:
     path = tmp_path / "service.yaml"
     path.write_text(yaml.safe_dump(service(tmp_path).model_dump(mode="json")))
-    arguments = ["deploy", "--config", str(path), "--api", "http://127.0.0.1:9/api"]
-    result = CliRunner().invoke(app, arguments)
+    nowhere = "http://127.0.0.1:9/api"
+    # Prefect is imported by now, and may know another server.
+    with temporary_settings(updates={PREFECT_API_URL: nowhere}):
+        arguments = ["deploy", "--config", str(path), "--api", nowhere]
+        result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1
     assert "ServerUnreachable: " in result.stderr
     assert "Traceback" not in result.output
