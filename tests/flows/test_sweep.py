@@ -155,13 +155,12 @@ def test_what_cannot_be_read_does_not_stop_the_others(
     manifest = Path(cfg.store, "inbox/large/manifest.json")
     with manifest.open("wb") as file:
         file.truncate(17 * 2**20)
-    with caplog.at_level(logging.WARNING, "flows.sweep"):
+    with caplog.at_level(logging.WARNING):
         swept = look(cfg)
     assert (swept.waiting, swept.rung_for) == (("large", "b"), "b")
-    assert set(swept.problems) == {"claims", "large"}
-    assert "claims/broken.json" in swept.problems["claims"]
+    assert set(swept.problems) == {"large"}
     assert len(runs(client, cfg)) == 1
-    assert len(caplog.records) == 1
+    assert "claims/broken.json" in caplog.text
     assert "manifest.json" in caplog.text
 
 
