@@ -96,6 +96,10 @@ class JobConfig(Config):
     def _settings_agree(self) -> Self:
         if self.collect.order == "sequential" and self.select.site == "head":
             raise ValueError("`keys: sequential` goes by layers; with `site: head` use `frozen`")
+        if self.ridge.cache_retain and self.collect.order == "sequential":
+            raise ValueError("`cache_retain` keeps what `keys: frozen` collects; use `frozen`")
+        if self.ridge.cache_retain and not self.collect.keep_request_keys:
+            raise ValueError("`cache_retain` solves from keys: set `collect.keep_request_keys`")
         if self.target.kind == "corruption" and self.strength.nats is not None:
             raise ValueError("`corruption` lowers no logit, so give `strength.beta`, not `nats`")
         return self

@@ -33,11 +33,18 @@ class RidgeConfig(Config):
     """Ridge as a share of the mean diagonal of A before the ridge; 0.03 if `mu` is not given."""
     mu: float | None = Field(default=None, gt=0)
     """Ridge as an absolute number, in squared key norm.  Excludes `rho`."""
+    cache_retain: bool = False
+    """Keep the Cholesky factor of the retain part, so that a forget set of few tokens is solved in
+    O(N^2 s); needs `collect.keep_request_keys`, frozen keys, and N^2 x 8 bytes in the store for
+    each system.  `rho` is then a share of the retain part's mean diagonal alone: every batch gets
+    the same ridge, however it is solved."""
 
     @model_validator(mode="after")
     def _one_ridge(self) -> Self:
         if self.rho is not None and self.mu is not None:
             raise ValueError("give `rho` or `mu`, not both")
+        if self.cache_retain and self.w_retain == 0:
+            raise ValueError("`cache_retain` keeps a factor of the retain part: give it a weight")
         return self
 
     def ridge(self, mean_diagonal: float) -> float:

@@ -37,17 +37,21 @@ class RidgeFactor:
     """Largest over mean diagonal entry of A before the ridge, for each site in the system."""
 
     def condition(self) -> float:
-        """Estimate of the condition number of A: largest over smallest eigenvalue, by power steps
-        with A = L LT and with its inverse.  A lower bound, close after a dozen steps."""
-        lower_NN = self.lower_NN
-        high_N1 = lower_NN.new_ones(len(lower_NN), 1) / math.sqrt(len(lower_NN))
-        low_N1, high, low = high_N1.clone(), 1.0, 1.0
-        for _ in range(POWER_STEPS):
-            high_N1 = lower_NN @ (lower_NN.mT @ high_N1)
-            low_N1 = torch.cholesky_solve(low_N1, lower_NN)
-            high, low = float(high_N1.norm()), float(low_N1.norm())
-            high_N1, low_N1 = high_N1 / high, low_N1 / low
-        return high * low
+        """Estimate of the condition number of A; a lower bound, close after a dozen steps."""
+        low, high = extremes(self.lower_NN)
+        return high / low
+
+
+def extremes(lower_NN: Tensor) -> tuple[float, float]:
+    """Smallest and largest eigenvalue of A = L LT, by power steps with its inverse and with A."""
+    high_N1 = lower_NN.new_ones(len(lower_NN), 1) / math.sqrt(len(lower_NN))
+    low_N1, high, low = high_N1.clone(), 1.0, 1.0
+    for _ in range(POWER_STEPS):
+        high_N1 = lower_NN @ (lower_NN.mT @ high_N1)
+        low_N1 = torch.cholesky_solve(low_N1, lower_NN)
+        high, low = float(high_N1.norm()), float(low_N1.norm())
+        high_N1, low_N1 = high_N1 / high, low_N1 / low
+    return 1 / low, high
 
 
 def factorise(
@@ -62,33 +66,57 @@ def factorise(
 
     Without retain tokens their term is left out.  Where the keys of several sites stand side by
     side, `widths` are their inputs, and each site gets the mu of its own block of A: layers differ
-    in the size of their keys by orders of magnitude.
+    in the size of their keys by orders of magnitude.  With `cache_retain` that block is one of the
+    retain term alone.
 
     Raises:
-        EmptySet: there are no forget tokens.
+        EmptySet: there are no forget tokens, or with `cache_retain` no retain tokens.
         NonFiniteKeys: NaN or Inf in the moments.
         NotPositiveDefinite: mu is too small for these keys.
     """
     if forget.num_tokens <= 0:
         raise EmptySet("forget", site)
+    if ridge.cache_retain and retain.num_tokens <= 0:
+        raise EmptySet("retain", site)
     for name, moments in (("retain", retain), ("forget", forget)):
         if not bool(torch.isfinite(moments.gram_NN.diagonal()).all()):
             raise NonFiniteKeys(site, f"the {name} set")
     A_NN = forget.gram_NN * (ridge.w_forget / forget.num_tokens)
     if retain.num_tokens > 0:
         A_NN.add_(retain.gram_NN, alpha=ridge.w_retain / retain.num_tokens)
-    mus, peak_ratios = [], []
-    for diagonal_N in torch.split(A_NN.diagonal(), list(widths or [len(A_NN)])):
-        mean = float(diagonal_N.mean())
-        peak_ratios.append(float(diagonal_N.max()) / mean if mean > 0 else math.nan)
-        mus.append(ridge.ridge(mean))
-        diagonal_N.add_(mus[-1])
+    sizes = list(widths or [len(A_NN)])
+    peak_ratios = peaks(A_NN.diagonal(), sizes)
+    if ridge.cache_retain:
+        mus = ridges(retain_diagonal(retain, ridge), sizes, ridge)
+    else:
+        mus = ridges(A_NN.diagonal(), sizes, ridge)
+    add_ridge_(A_NN, mus, sizes)
     lower_NN, info = torch.linalg.cholesky_ex(A_NN)
     if pivot := int(info):
         raise NotPositiveDefinite(site, pivot, len(A_NN), min(mus))
-    return RidgeFactor(
-        lower_NN, forget.num_tokens, retain.num_tokens, tuple(mus), tuple(peak_ratios)
-    )
+    return RidgeFactor(lower_NN, forget.num_tokens, retain.num_tokens, mus, peak_ratios)
+
+
+def retain_diagonal(retain: KeyMoments, ridge: RidgeConfig) -> Tensor:
+    """Diagonal of w_r/r X_r X_rT, (N,)."""
+    return retain.gram_NN.diagonal() * (ridge.w_retain / retain.num_tokens)
+
+
+def ridges(diagonal_N: Tensor, widths: Sequence[int], ridge: RidgeConfig) -> tuple[float, ...]:
+    """mu of each site, from the mean of its part of a diagonal."""
+    return tuple(ridge.ridge(float(part.mean())) for part in torch.split(diagonal_N, list(widths)))
+
+
+def peaks(diagonal_N: Tensor, widths: Sequence[int]) -> tuple[float, ...]:
+    """Largest over mean entry of each site's part of a diagonal; NaN where there is nothing."""
+    ratios = (part_N.max() / part_N.mean() for part_N in torch.split(diagonal_N, list(widths)))
+    return tuple(map(float, ratios))
+
+
+def add_ridge_(A_NN: Tensor, mus: Sequence[float], widths: Sequence[int]) -> None:
+    """Add each site's mu to its part of the diagonal."""
+    for part_N, mu in zip(torch.split(A_NN.diagonal(), list(widths)), mus, strict=True):
+        part_N.add_(mu)
 
 
 def solve_factored(cross: LowRank, factor: RidgeFactor, ridge: RidgeConfig) -> LowRank:

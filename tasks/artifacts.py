@@ -23,6 +23,7 @@ SCHEMA = {
     "count": 2,
     "select": 1,
     "collect": 2,
+    "factor": 1,
     "solve": 3,
     "calibrate": 1,
     "apply": 2,

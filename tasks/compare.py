@@ -13,7 +13,7 @@ from tasks.provenance import all_published
 from tasks.run_facts import TOPICS, run_facts
 from tasks.runs import Run
 from tasks.shown import shown_settings
-from tasks.solve import SiteReport
+from tasks.solver import SiteReport
 from tasks.store import Store
 from tasks.updates import StoredUpdates
 

@@ -35,7 +35,7 @@ from tasks.place import CollectRef, CountRef, DataRef, ModelRef, Place, SitesRef
 from tasks.progress import tracked
 from tasks.request_keys import KeySource, KeyWriter, StoredKeys, has_keys
 from tasks.select import chosen_sites
-from tasks.solve import redirect_token
+from tasks.solver import redirect_token
 from tasks.streams import batch_stream
 
 GROUP_POSITIONS = 2048

@@ -38,7 +38,7 @@ from tasks.place import (
 from tasks.registry import register_checkpoint
 from tasks.report import Where, show_in_prefect, write_report
 from tasks.shown import shown_settings
-from tasks.solve import SiteReport
+from tasks.solver import SiteReport
 from tasks.tracking import (
     Tracking,
     close_run,

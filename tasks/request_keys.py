@@ -160,6 +160,11 @@ class StoredKeys:
             None if alt_T is None else torch.cat([alt_T[own] for own in positions]),
         )
 
+    def whole(self, name: str) -> Request:
+        """The keys of all requests at one system, in the order in which they were collected."""
+        everything = slice(0, len(self._gold_T))
+        return Request("all", self._keys(name, everything), self._gold_T, self._alt_T)
+
     def _keys(self, name: str, own: slice) -> Tensor:
         stored_TN = torch.from_numpy(np.array(self._arrays[name][own]))
         return stored_TN.view(self.dtype)
@@ -184,21 +189,28 @@ class KeySource:
     def of(self, request: str, name: str) -> Request:
         """All keys of a request at one system."""
         found = [store.request(request, name) for store in self.stores]
-        parts = [part for part in found if part is not None]
-        if len(parts) == 1:
-            return parts[0]
-        alts = [part.alt_T for part in parts if part.alt_T is not None]
-        return Request(
-            request,
-            torch.cat([part.keys_TN for part in parts]),
-            torch.cat([part.gold_T for part in parts]),
-            torch.cat(alts) if len(alts) == len(parts) else None,
-        )
+        return _joined([part for part in found if part is not None])
+
+    def whole(self, name: str) -> Request:
+        """The keys of all requests at one system."""
+        return _joined([store.whole(name) for store in self.stores])
 
 
 def has_keys(folder: Path) -> bool:
     """Whether the keys of requests are in a folder."""
     return (folder / "keys.json").is_file()
+
+
+def _joined(parts: Sequence[Request]) -> Request:
+    if len(parts) == 1:
+        return parts[0]
+    alts = [part.alt_T for part in parts if part.alt_T is not None]
+    return Request(
+        parts[0].name,
+        torch.cat([part.keys_TN for part in parts]),
+        torch.cat([part.gold_T for part in parts]),
+        torch.cat(alts) if len(alts) == len(parts) else None,
+    )
 
 
 def _bits(keys_TN: Tensor) -> Tensor:

@@ -3,7 +3,7 @@
     collected.json            rms sums, and the facts that determine the statistics
     examples.parquet          a forget set's examples: digest, group, answer tokens
     <site>.json               sizes
-    <site>.gram.npy           (N, N) float64
+    <site>.gram.npy           (N, N) float64; not of a few keys that lie beside it, which give it
     <site>.counts.parquet     token, count
     <site>.sums.parquet       token, count, vector (N,) float64
     <site>.pairs.parquet      gold, alternative, count, vector
@@ -25,24 +25,31 @@ import torch
 from torch import Tensor
 
 from grom.collect import Collected, ExampleStatistics
-from grom.moments import KeyMoments
+from grom.moments import BLOCK_TOKENS, KeyMoments, add_outer_
 from grom.sums import PairSums, TokenSums, compact
+from grom.woodbury import MAX_SHARE
 from tasks.codecs import read_json, read_table, write_json, write_table
+from tasks.request_keys import StoredKeys, has_keys
 
 ROW_GROUP_BYTES = 64 * 2**20
 """Vectors that are written and read at once."""
-GRAM = ".gram.npy"
+GRAM, COUNTS = ".gram.npy", ".counts.parquet"
 INTEGERS = {"token": pa.int32(), "gold": pa.int32(), "alternative": pa.int32(), "count": pa.int64()}
 
 
 def save_collected(folder: Path, collected: Collected, facts: Mapping[str, Any]) -> None:
     """Write the statistics of a set, with what determines them.
 
+    Where the folder has the keys themselves (`tasks.request_keys`) and they are few, their gram is
+    left out: a small batch would take N^2 x 8 bytes for nothing.
+
     Raises:
         ValueError: a fact is not JSON.
     """
     for name, moments in collected.moments.items():
-        save_moments(folder, name, moments)
+        # In one block, so that the same gram comes back to the bit.
+        few = moments.num_tokens <= min(MAX_SHARE * len(moments.gram_NN), BLOCK_TOKENS)
+        save_moments(folder, name, moments, gram=not (few and has_keys(folder)))
     write_table(folder / "examples.parquet", collected.examples, ExampleStatistics)
     residual = {"rms_sum": collected.rms_sum, "rms_tokens": collected.rms_tokens}
     write_json(folder / "collected.json", {"facts": dict(facts), **residual})
@@ -69,10 +76,10 @@ def load_collected(folder: Path, names: Collection[str] | None = None) -> Collec
 
 def moment_names(folder: Path) -> list[str]:
     """Names of the moments in a folder: sites, or that of all sites side by side."""
-    return sorted(path.name.removesuffix(GRAM) for path in folder.glob(f"*{GRAM}"))
+    return sorted(path.name.removesuffix(COUNTS) for path in folder.glob(f"*{COUNTS}"))
 
 
-def save_moments(folder: Path, name: str, moments: KeyMoments) -> None:
+def save_moments(folder: Path, name: str, moments: KeyMoments, *, gram: bool = True) -> None:
     """Write the moments of one site as `<name>.json` and four or five more files."""
     write_json(
         folder / f"{name}.json",
@@ -83,13 +90,14 @@ def save_moments(folder: Path, name: str, moments: KeyMoments) -> None:
             "keeps_sums": moments.keeps_sums,
         },
     )
-    gram = moments.gram_NN.detach().cpu().numpy()
-    np.save(folder / f"{name}{GRAM}", np.ascontiguousarray(gram), allow_pickle=False)
+    if gram:
+        array = np.ascontiguousarray(moments.gram_NN.detach().cpu().numpy())
+        np.save(folder / f"{name}{GRAM}", array, allow_pickle=False)
     counts_V = moments.counts_V.cpu()
     ids_K = counts_V.nonzero().squeeze(1)
     columns = {"token": ids_K, "count": counts_V[ids_K]}
     table = {key: pa.array(column.numpy(), INTEGERS[key]) for key, column in columns.items()}
-    pq.write_table(pa.table(table), folder / f"{name}.counts.parquet", compression="zstd")
+    pq.write_table(pa.table(table), folder / f"{name}{COUNTS}", compression="zstd")
     sums, pairs, fixed = compact(moments.sums), moments.pair_sums, compact(moments.alt_sums)
     ids_K = sums.ids_K.cpu()
     columns = {"token": ids_K, "count": counts_V[ids_K]}
@@ -108,12 +116,12 @@ def load_moments(folder: Path, name: str) -> KeyMoments:
     """
     scalars = read_json(folder / f"{name}.json")
     num_inputs, vocab_size = scalars["num_inputs"], scalars["vocab_size"]
-    table = pq.read_table(folder / f"{name}.counts.parquet")
+    table = pq.read_table(folder / f"{name}{COUNTS}")
     counts_V = torch.zeros(vocab_size, dtype=torch.int64)
     counts_V[_integers(table, "token")] = _integers(table, "count")
     fixed = folder / f"{name}.alt.parquet"
     return KeyMoments(
-        gram_NN=torch.from_numpy(np.load(folder / f"{name}{GRAM}", allow_pickle=False)),
+        gram_NN=_gram(folder, name, num_inputs),
         sums=_load_sums(folder / f"{name}.sums.parquet", num_inputs, vocab_size),
         counts_V=counts_V,
         num_tokens=scalars["num_tokens"],
@@ -121,6 +129,15 @@ def load_moments(folder: Path, name: str) -> KeyMoments:
         keeps_sums=scalars["keeps_sums"],
         pair_sums=_load_pairs(folder / f"{name}.pairs.parquet", num_inputs, vocab_size),
     )
+
+
+def _gram(folder: Path, name: str, num_inputs: int) -> Tensor:
+    path = folder / f"{name}{GRAM}"
+    if path.is_file() or not has_keys(folder):
+        return torch.from_numpy(np.load(path, allow_pickle=False))
+    gram_NN = torch.zeros(num_inputs, num_inputs, dtype=torch.float64)
+    add_outer_(gram_NN, StoredKeys(folder).whole(name).keys_TN.double())
+    return gram_NN
 
 
 def _save_rows(path: Path, columns: Mapping[str, Tensor], rows_KN: Tensor) -> None:

@@ -36,7 +36,8 @@ from tasks.place import (
 )
 from tasks.progress import tracked
 from tasks.select import chosen_sites
-from tasks.solve import SiteReport, Solver, save_solved
+from tasks.solve import save_solved
+from tasks.solver import SiteReport, Solver
 from tasks.streams import batch_stream
 
 logger = logging.getLogger(__name__)
@@ -111,9 +112,9 @@ def sweep_sequential(
         unit: dict[Site, LowRank] = {}
 
         def solve(site: Site, kept: KeyMoments, moved: KeyMoments) -> LowRank:
-            solved, found = solver.system([site], kept, moved)
-            unit.update(solved)
-            reports.extend(found)
+            solved = solver.whole([site], kept, moved)
+            unit.update(solved.updates)
+            reports.extend(solved.reports)
             return unit[site].scaled(calibrated.beta)
 
         started = time.perf_counter()

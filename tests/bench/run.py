@@ -7,7 +7,7 @@ Parts: the edit (reference, sequential sweep, frozen pass), collecting against a
 all likelihood metrics from one pass, the solve against LAPACK's Cholesky rate, and peak memory
 with ten times the retain data.  The kills are a part of their own, see `kills.py`; and so are
 
-    grom bench streaming | influence | apply
+    grom bench streaming | influence | apply | small
 """
 
 from __future__ import annotations
@@ -44,12 +44,17 @@ from tasks.load import load_data, load_model
 from tasks.models import OpenModel, open_model
 from tasks.place import DataRef, Part, Place
 from tasks.streams import batch_stream
-from tests.bench import apply, influence, kills, streaming
+from tests.bench import apply, influence, kills, small, streaming
 from tests.bench.suite import one_pass_each, suite
 from tests.reference import reference_sequential_edit
 
 BAND = range(24, 30)
-APART = {"apply": apply.main, "influence": influence.main, "streaming": streaming.main}
+APART = {
+    "apply": apply.main,
+    "influence": influence.main,
+    "small": small.main,
+    "streaming": streaming.main,
+}
 BETA = 300.0
 TARGET, PLAN = TargetConfig(kind="suppression"), ForgetPlan(replace=False)
 RIDGE = RidgeConfig()

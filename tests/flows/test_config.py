@@ -101,6 +101,12 @@ def test_keys_is_the_yaml_name_of_the_order(tmp_path: Path) -> None:
         ("target: {kind: forgetfulness}", "target.kind: Input should be 'replacement'"),
         ("select: {layers: []}", "select.layers: "),
         ("select: {layers: [two]}", "select.layers.0: Input should be a valid integer"),
+        ("ridge: {cache_retain: true}", "`cache_retain` solves from keys: set `collect.keep_request"),
+        (
+            "ridge: {cache_retain: true}\ncollect: {keys: sequential, keep_request_keys: true}",
+            "`cache_retain` keeps what `keys: frozen` collects",
+        ),
+        ("ridge: {cache_retain: true, w_retain: 0}", "ridge: Value error, `cache_retain` keeps a"),
         ("collect: {keys: random}", "collect.keys: Input should be 'frozen' or 'sequential'"),
         ("evaluate: {quantisations: [int3]}", "evaluate.quantisations.0: Input should be 'nf4'"),
         ("hold_out: {every: 1}", "hold_out.every: Input should be greater than or equal to 2"),

@@ -27,7 +27,8 @@ from tasks.collect import merge_forget, read_moments
 from tasks.count import read_alpha
 from tasks.models import open_rendering
 from tasks.place import CalibrationRef, CollectRef, DataRef, EditRef
-from tasks.solve import SiteReport, solve
+from tasks.solve import solve
+from tasks.solver import SiteReport
 from tasks.statistics import load_collected, moment_names
 from tests.stages import Stages, stages, with_rows
 from tests.tiny import checkpoint, forget_rows, residue, retain_rows, words, write_rows

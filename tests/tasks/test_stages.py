@@ -22,7 +22,7 @@ from grom.config import (
 from grom.sites import is_tied
 from tasks.codecs import load_edit, read_json, read_table
 from tasks.models import open_model
-from tasks.solve import SiteReport
+from tasks.solver import SiteReport
 from tests.stages import Stages, stages, with_rows
 from tests.tiny import checkpoint, forget_rows, residue
 
