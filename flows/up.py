@@ -210,4 +210,7 @@ def show_urls(servers: Sequence[Server]) -> None:
     for server in servers:
         parts = server.command.health.split("/")
         console.print(f"{server.name + ':':<8} http://{parts[2]}", highlight=False)
+    names = ("PREFECT_API_URL", "MLFLOW_TRACKING_URI")
+    shown = " ".join(f"{name}={os.environ[name]}" for name in names if name in os.environ)
+    console.print(f"In another terminal: export {shown}", highlight=False, soft_wrap=True)
     console.print("Ctrl-C stops everything.")

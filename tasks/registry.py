@@ -31,7 +31,7 @@ from tasks.aliases import (
     aliases_of,
     point_alias,
 )
-from tasks.tracking import Tracking, address_of, client_of
+from tasks.tracking import Tracking, address_of, client_of, need_server
 from tasks.version_info import downloaded
 
 if TYPE_CHECKING:
@@ -125,7 +125,7 @@ def registered_folder(tracking: Tracking, work: Path, uri: str) -> Path:
         uri: `models:/name@alias` or `models:/name/3`.
 
     Raises:
-        ConfigError: another form of address.
+        ConfigError: another form of address; or the files are with a server that was not named.
         MissingInput: no such version, or its files are gone.
     """
     from mlflow.exceptions import MlflowException
@@ -145,14 +145,15 @@ def registered_folder(tracking: Tracking, work: Path, uri: str) -> Path:
         raise MissingInput(uri, "no such version in the registry") from error
     if PURGED in version.tags:
         raise PurgedVersion(name, number)
-    scheme = urlparse(source).scheme
+    scheme, address = urlparse(source).scheme, address_of(tracking, work)
+    need_server(uri, source, address)
     if scheme == "file":
         folder = Path(url2pathname(urlparse(source).path))
     elif not scheme:
         folder = Path(source)
     else:
         folder = downloaded(work, version)
-        _download(source, folder, address_of(tracking, work))
+        _download(source, folder, address)
     if not (folder / "config.json").is_file():
         raise MissingInput(uri, f"its files are not in {folder}")
     return folder

@@ -29,8 +29,9 @@ from tasks.shown import shown_settings
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
+SERVED = "mlflow-artifacts"
+"""Scheme of files that only the server that took them can find."""
 logger = logging.getLogger(__name__)
-
 RUN_TAG, KEY_TAG = "prefect.flow_run_id", "grom.run"
 METRIC_NAME = re.compile(r"[\w\- :][\w.\- :]*(/[\w\- :][\w.\- :]*)*", re.ASCII)
 LIMITS = {"params": 100, "metrics": 1000, "param_chars": 6000, "digest_chars": 36}
@@ -81,7 +82,7 @@ def open_run(
             then that decides which run is continued.
 
     Raises:
-        ConfigError: the experiment was deleted.
+        ConfigError: the experiment was deleted, or its files are with a server that was not named.
     """
     client = client_of(tracking, work)
     experiment_id = _experiment(client, tracking, work)
@@ -218,6 +219,19 @@ def client_of(tracking: Tracking, work: Path) -> MlflowClient:
     return MlflowClient(address, registry_uri=address)
 
 
+def need_server(name: str, uri: str, address: str) -> None:
+    """Refuse to go on where files are with an MLflow server and only its database was named.
+
+    Raises:
+        ConfigError: so it is.
+    """
+    if urlparse(uri).scheme == SERVED and not address.startswith("http"):
+        raise ConfigError(
+            f"{name}: its files are with an MLflow server, and this command knows a database "
+            "alone. Set MLFLOW_TRACKING_URI to the server's http address; it has to run."
+        )
+
+
 def _experiment(client: MlflowClient, tracking: Tracking, work: Path) -> str:
     from mlflow.exceptions import MlflowException
 
@@ -234,6 +248,8 @@ def _experiment(client: MlflowClient, tracking: Tracking, work: Path) -> str:
             f"experiment {tracking.experiment!r} was deleted or cannot be made. Restore it in "
             "MLflow, or name another one."
         )
+    where = str(found.artifact_location)
+    need_server(f"experiment {tracking.experiment!r}", where, address_of(tracking, work))
     return str(found.experiment_id)
 
 

@@ -265,6 +265,26 @@ def test_a_large_checkpoint_is_registered_by_reference(
     assert sum(1 for _ in (work / "mlartifacts").rglob("*")) == before
 
 
+def test_files_that_a_server_has_are_not_looked_for_in_its_database(
+    work: Path, client: MlflowClient
+) -> None:
+    client.create_registered_model("served")
+    client.create_model_version("served", "mlflow-artifacts:/1/models/m-1/artifacts")
+    with pytest.raises(ConfigError, match="Set MLFLOW_TRACKING_URI to the server's http address"):
+        registered_folder(TRACKING, work, "models:/served/1")
+    assert not list((work / "registered").rglob("*"))
+
+
+def test_a_run_does_not_begin_where_only_a_server_finds_its_files(
+    work: Path, client: MlflowClient
+) -> None:
+    """Else it would fail at the end, when the model is registered."""
+    tracking = Tracking(experiment="served")
+    client.create_experiment("served", artifact_location="mlflow-artifacts:/7")
+    with pytest.raises(ConfigError, match=r"'served'.*MLFLOW_TRACKING_URI"):
+        open_run(tracking, work, name="run", tags={}, flow_run_id="f")
+
+
 def test_a_server_is_not_referred_to_a_local_folder(
     work: Path, run_id: str, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
