@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from prefect import flow
 
@@ -14,17 +15,21 @@ from grom.errors import DataError
 from grom.pictures import EDITED, UNEDITED
 from tasks.accepted import HONOURED, Accepted, accepted, moments_of, standing
 from tasks.apply import apply
+from tasks.certified import Made
+from tasks.certify import asked_again, certify
 from tasks.collect import collect_forget, merge_forget
 from tasks.evaluate import evaluate
 from tasks.ledger import Ledger
 from tasks.load import load_data
-from tasks.place import CheckpointRef, CollectRef, Place
-from tasks.register import Sets, tracked_run
+from tasks.place import CalibrationRef, CheckpointRef, CollectRef, EditRef, Place, ScoreRef
+from tasks.register import Registered, Sets, tracked_run
 from tasks.reregister import reregister
 from tasks.solve import solve
 from tasks.versions import model_of, promote
 from tasks.withdraw import copy_base, set_strength, take_out
 from tasks.withdrawal import Withdrawal, enter_withdrawal
+
+APPROVER = "the person who withdrew a request"
 
 
 class NotHonoured(DataError):
@@ -35,6 +40,15 @@ class NotHonoured(DataError):
             "no honoured request has this id, so there is nothing to withdraw. Check the id, and "
             "what `grom certificate` says of it."
         )
+
+
+class Rest(NamedTuple):
+    """The model for what remains."""
+
+    edited: CheckpointRef
+    edit: EditRef | None = None
+    """None: nothing remains, and the model is the base."""
+    strength: CalibrationRef | None = None
 
 
 class Withdrawn(Config):
@@ -81,29 +95,31 @@ def withdraw(cfg: ServiceConfig, request: str, reason: str, rows: str | None = N
     with tracked_run(cfg.name, cfg.tracking, place, {"withdraw": reason}, run_key) as run:
         left = without_request(cfg, inputs, records, batches, request, rows, place)
         latest = max(records, key=lambda one: int(one.model_version))
-        edited, nats, edit = solve_rest(cfg, inputs, latest, list(left.values()), place)
-        scores = tuple(
-            evaluate(label, folder, key, kept_sets(cfg, inputs, place), cfg.evaluate, cfg.collect,
-                     place)
-            for label, folder, key in (
-                (UNEDITED, inputs.model.folder, inputs.model.fingerprint),
-                (EDITED, str(place.fetch(edited.artifact)), edited.fingerprint),
-            )
-        )  # fmt: skip
+        rest = solve_rest(cfg, inputs, latest, list(left.values()), place)
+        scores = measured(cfg, inputs, rest.edited, place)
         num_left = len({(line.request, line.batch) for line in stand if line.request != request})
         about = {
             "batches": ",".join(name for name, ref in left.items() if ref is not None),
             "requests": str(num_left),
             "withdrawn": request[:12],
         }
-        version = reregister(
-            run, inputs.model, edited, (scores[0], scores[1]), cfg.gate, about, place
-        )
+        registered = reregister(run, inputs.model, rest.edited, scores, cfg.gate, about, place)
         changed = [one for one in records if one.batch in batches]
         entry = Withdrawal(
-            run=run_key, request=request, model_version=version, edit=edit, nats=nats, head=head
+            run=run_key,
+            request=request,
+            model_version=registered.version,
+            edit="" if rest.edit is None else rest.edit.artifact.key,
+            nats=0.0 if rest.strength is None else rest.strength.nats,
+            head=head,
         )
+        made = made_of(entry, rest, inputs, scores, registered, left, records, batches)
+        if made is not None:
+            asked = asked_again(changed, request, lines, store)
+            hashes = certify(asked, made, cfg.model_dump(mode="json"), place)
+            entry = entry.model_copy(update={"certificates": hashes})
         enter_withdrawal(changed, left, entry, lines, store)
+    version = registered.version
     promote(cfg.tracking, Path(cfg.work), model_of(cfg.tracking, cfg.name), version)
     return Withdrawn(batches=tuple(sorted(batches)), version=version, num_left=num_left)
 
@@ -139,16 +155,56 @@ def solve_rest(
     latest: Accepted,
     parts: Sequence[CollectRef | None],
     place: Place,
-) -> tuple[CheckpointRef, float, str]:
-    """The checkpoint for what remains, its strength and the key of its edit."""
+) -> Rest:
+    """The edit for what remains."""
     remaining = {ref.artifact.key: ref for ref in parts if ref is not None}
     if not remaining:
-        return copy_base(inputs.model, place), 0.0, ""
+        return Rest(copy_base(inputs.model, place))
     merged = merge_forget(tuple(remaining.values()), place)
     edit = solve(inputs.model, latest.retain, merged, latest.sites, cfg.ridge, cfg.target, place)
     given = cfg.strength if cfg.strength.search is None else StrengthConfig(nats=latest.nats)
     strength = set_strength(edit, given, place)
-    return apply(inputs.model, edit, strength, place), strength.nats, edit.artifact.key
+    return Rest(apply(inputs.model, edit, strength, place), edit, strength)
+
+
+def made_of(
+    entry: Withdrawal,
+    rest: Rest,
+    inputs: Inputs,
+    scores: tuple[ScoreRef, ScoreRef],
+    registered: Registered,
+    left: Mapping[str, CollectRef | None],
+    records: Sequence[Accepted],
+    batches: set[str],
+) -> Made | None:
+    """What is certified; nothing if the model is the base."""
+    if rest.edit is None or rest.strength is None:
+        return None
+    return Made(
+        run=entry.run,
+        base=inputs.model,
+        edit=rest.edit,
+        strength=rest.strength,
+        edited=rest.edited,
+        scores=scores,
+        registered=registered,
+        approver=APPROVER,
+        head=entry.head,
+        moments={batch: ref for batch, ref in left.items() if ref and batch in batches},
+        earlier=tuple(one for one in records if one.batch not in batches),
+    )
+
+
+def measured(
+    cfg: ServiceConfig, inputs: Inputs, edited: CheckpointRef, place: Place
+) -> tuple[ScoreRef, ScoreRef]:
+    """Scores of the base and of the edited model on what was not forgotten."""
+    sets, model = kept_sets(cfg, inputs, place), inputs.model
+    before = evaluate(
+        UNEDITED, model.folder, model.fingerprint, sets, cfg.evaluate, cfg.collect, place
+    )
+    folder, key = str(place.fetch(edited.artifact)), edited.fingerprint
+    return before, evaluate(EDITED, folder, key, sets, cfg.evaluate, cfg.collect, place)
 
 
 def kept_sets(cfg: ServiceConfig, inputs: Inputs, place: Place) -> Sets:

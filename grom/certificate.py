@@ -194,7 +194,9 @@ def of_request(
     return whole.model_copy(update=changes).digested()
 
 
-def not_covered(*, has_earlier: bool, has_refused: bool) -> tuple[str, ...]:
+def not_covered(
+    *, has_earlier: bool, has_refused: bool, has_withdrawn: bool = False
+) -> tuple[str, ...]:
     """What a certificate does not say, in plain words."""
     sentences = [
         "Older versions of this model, and backups of them: they know what was requested until "
@@ -216,6 +218,12 @@ def not_covered(*, has_earlier: bool, has_refused: bool) -> tuple[str, ...]:
         sentences.append(
             "Requests of earlier batches: their statistics are part of this edit, but their text "
             "is erased, so how well this version forgets them was not measured again."
+        )
+    if has_withdrawn:
+        sentences.append(
+            "Requests with the state `withdrawn`: they were taken back, and this version knows "
+            "again what they name, as if they had never been made. Requests that are honoured were "
+            "not measured again, for their text is erased."
         )
     if has_refused:
         sentences.append(

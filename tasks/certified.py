@@ -44,7 +44,8 @@ class Made(Config):
     edited: CheckpointRef
     scores: tuple[ScoreRef, ...]
     registered: Registered
-    unreached: tuple[str, ...]
+    unreached: tuple[str, ...] = ()
+    """Requests that no edit of this kind can honour."""
     approver: str
     head: str
     """Hash of the ledger's last line when the run read what was accepted."""

@@ -14,8 +14,10 @@ from grom.certificate import Certificate, not_covered
 from grom.certified import Base, CertifiedCondition, CertifiedRequest
 from grom.config import Config
 from grom.influence import WHOLE
-from tasks.accepted import HONOURED, REFUSED, Accepted, standing
+from grom.ledger import ChainedLine
+from tasks.accepted import HONOURED, REFUSED, WITHDRAWN, Accepted, standing
 from tasks.audit import AuditRef
+from tasks.bucket import Bucket
 from tasks.certificates import certificate_of, signing_key, software, write_certificate
 from tasks.certified import Made, attack_of, edited_parts, statistics_of
 from tasks.claims import iso
@@ -28,6 +30,7 @@ from tasks.shown import shown_settings
 
 logger = logging.getLogger(__name__)
 NOT_AUDITED = "not measured: no audit was part of this run"
+TAKEN_BACK = "it was taken back: this version knows again what it names"
 NOT_REACHED = "no edit of this kind reaches it: none of its tokens is specific to what is forgotten"
 
 
@@ -40,6 +43,13 @@ class Asked(Config):
     started: str
     requests: tuple[str, ...]
     """Salted hashes."""
+    withdrawn: str | None = None
+    """The one of them that is taken back."""
+
+    @property
+    def of_batch(self) -> dict[str, Any]:
+        """The parts of the certificate that come from here."""
+        return self.model_dump(exclude={"requests", "withdrawn"})
 
 
 def asked_of(taken: Sequence[Taken]) -> tuple[Asked, ...]:
@@ -53,6 +63,25 @@ def asked_of(taken: Sequence[Taken]) -> tuple[Asked, ...]:
             requests=one.requests,
         )
         for one in taken
+    )
+
+
+def asked_again(
+    records: Sequence[Accepted], withdrawn: str, lines: list[ChainedLine], bucket: Bucket
+) -> tuple[Asked, ...]:
+    """What is certified of batches that a request is taken out of: it, and what is left."""
+    stand = [line for line in standing(lines).values() if line.state == HONOURED]
+    now = iso(bucket.now())
+    return tuple(
+        Asked(
+            batch=record.batch,
+            manifest_sha256=record.manifest_sha256,
+            received=next(line.received for line in stand if line.batch == record.batch),
+            started=now,
+            requests=tuple(line.request for line in stand if line.batch == record.batch),
+            withdrawn=withdrawn,
+        )
+        for record in records
     )
 
 
@@ -87,14 +116,15 @@ def certify(
     }
     written = {}
     for one in asked:
-        requests = tuple(_request(name, made.unreached, influences) for name in one.requests)
+        requests = tuple(_request(name, one, made.unreached, influences) for name in one.requests)
         certificate = Certificate(
             **common,
-            **one.model_dump(exclude={"requests"}),
+            **one.of_batch,
             requests=requests,
             not_covered=not_covered(
                 has_earlier=bool(made.earlier),
                 has_refused=any(entry.state == REFUSED for entry in requests),
+                has_withdrawn=any(entry.state == WITHDRAWN for entry in requests),
             ),
         )
         written[one.batch] = write_certificate(certificate, key, store)
@@ -128,7 +158,7 @@ def certify_repeated(
     written = {}
     for one in asked:
         entries = tuple(CertifiedRequest(request=name, state=HONOURED) for name in one.requests)
-        changed = changes | one.model_dump(exclude={"requests"}) | {"requests": entries}
+        changed = changes | one.of_batch | {"requests": entries}
         written[one.batch] = write_certificate(whole.model_copy(update=changed), key, store)
     return written
 
@@ -145,8 +175,10 @@ def _influences(ref: AuditRef | None, place: Place) -> tuple[dict[str, dict[str,
 
 
 def _request(
-    name: str, unreached: Sequence[str], influences: Mapping[str, dict[str, Any]]
+    name: str, asked: Asked, unreached: Sequence[str], influences: Mapping[str, dict[str, Any]]
 ) -> CertifiedRequest:
+    if name == asked.withdrawn:
+        return CertifiedRequest(request=name, state=WITHDRAWN, reason=TAKEN_BACK)
     refused = name in unreached
     return CertifiedRequest(
         request=name,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import subprocess
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -17,7 +17,7 @@ from prefect.runtime import flow_run
 
 from grom.apply import Rounding
 from grom.config import Config, GateConfig
-from grom.gate import judge
+from grom.gate import Condition, judge
 from tasks.audit import AuditRef
 from tasks.codecs import read_table
 from tasks.exam import Exams, exam_tables, truth_ratios_of
@@ -176,10 +176,6 @@ def register(
     version = register_checkpoint(
         *run.where, folder, tags=tags, uri=uri, name=name, alias=ALIAS, deserved=passed
     )
-    table = [
-        asdict(condition) | {"passed": condition.passed, "margin": condition.margin}
-        for condition in conditions
-    ]
     show_in_prefect(scores, conditions, version.uri)
     logger.info("register: %s, gate %s", version.uri, tags["gate"])
     return Registered(
@@ -189,8 +185,16 @@ def register(
         run_id=run.run_id,
         alias=ALIAS if passed else None,
         passed=passed,
-        conditions=tuple(table),
+        conditions=shown_conditions(conditions),
         attacks=tuple(asdict(attack) for attack in attacks),
+    )
+
+
+def shown_conditions(conditions: Sequence[Condition]) -> tuple[dict[str, Any], ...]:
+    """Conditions with their verdicts, as JSON has them."""
+    return tuple(
+        asdict(condition) | {"passed": condition.passed, "margin": condition.margin}
+        for condition in conditions
     )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import astuple
 
 from prefect import task
 from prefect.cache_policies import NO_CACHE
@@ -13,7 +13,7 @@ from grom.errors import GromError
 from grom.gate import Evidence, judge
 from tasks.judge import probabilities
 from tasks.place import CheckpointRef, ModelRef, Place, ScoreRef
-from tasks.register import TrackedRun, git_sha, log_scores
+from tasks.register import Registered, TrackedRun, git_sha, log_scores, shown_conditions
 from tasks.registry import register_checkpoint
 from tasks.shown import shown_settings
 from tasks.versions import model_of
@@ -41,8 +41,8 @@ def reregister(
     gate: GateConfig,
     about: dict[str, str],
     place: Place,
-) -> str:
-    """Register a checkpoint that forgets less than the one before.  Returns its version.
+) -> Registered:
+    """Register a checkpoint that forgets less than the one before.
 
     Raises:
         UtilityLost: the gate's one condition that needs no forgotten text failed.
@@ -67,7 +67,15 @@ def reregister(
         name=name,
         deserved=utility.passed,
     )
-    logger.info("register: %s, %s", made.uri, asdict(utility))
+    logger.info("register: %s, %s %.3f, needs %.3f", made.uri, *astuple(utility)[:3])
     if not utility.passed:
         raise UtilityLost(made.version)
-    return made.version
+    return Registered(
+        model_name=made.name,
+        version=made.version,
+        uri=made.uri,
+        run_id=run.run_id,
+        alias=None,
+        passed=True,
+        conditions=shown_conditions([utility]),
+    )

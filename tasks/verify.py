@@ -7,6 +7,7 @@ by `verify_model.py`.
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import count
@@ -192,8 +193,12 @@ def _in_force(certificate: Certificate, lines: Sequence[ChainedLine]) -> Check:
     if lost:
         what = f"{len(lost)} of {len(honoured)} requests are {lost[0].state}"
         return Check(name, "failed", f"{what} since line {lost[0].number}")
-    refused = len(certificate.requests) - len(honoured)
-    return Check(name, "ok", f"{len(honoured)} requests honoured, {refused} refused")
+    states = Counter(one.state for one in certificate.requests)
+    detail = "requests: " + ", ".join(f"{number} {state}" for state, number in states.items())
+    own = certificate.sha256 if certificate.kind == "batch" else certificate.batch_certificate
+    if any(line is not None and line.certificate not in (None, own) for line in found):
+        detail += "; the ledger names a later certificate, see `grom certificate`"
+    return Check(name, "ok", detail)
 
 
 def _artifacts(certificate: Certificate, store: Store) -> Check:

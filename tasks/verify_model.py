@@ -8,7 +8,7 @@ Shapes: N inputs of W, M outputs of W, K edited rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from grom.errors import DataError, GromError
 from grom.sites import Site
 from tasks.certified import untouched_sha256
 from tasks.edits import edit_folder
-from tasks.provenance import checkpoint_key, find_published, lineage
+from tasks.provenance import Published, checkpoint_key, find_published, lineage
 from tasks.store import RESERVED, Store
 from tasks.tensors import (
     DTYPES,
@@ -206,6 +206,23 @@ def _places(folder: Path) -> dict[str, tuple[Path, Stored]]:
     }
 
 
+def _less_of(name: str, parts: Sequence[Published], store: Store) -> bool:
+    """Whether one of the parts is this artifact without requests that were withdrawn since."""
+
+    def gone(facts: Mapping[str, Any]) -> set[str]:
+        return {request for one in facts["data"] for request in one.get("without", ())}
+
+    def whole(facts: Mapping[str, Any]) -> dict[str, Any]:
+        kept = [{k: v for k, v in one.items() if k != "without"} for one in facts["data"]]
+        return {**facts, "data": kept}
+
+    found = find_published(name, store)
+    return found is not None and any(
+        whole(part.facts) == whole(found.facts) and gone(found.facts) < gone(part.facts)
+        for part in parts
+    )
+
+
 def _later(edit: Path, certificate: Certificate, store: Store) -> list[Check]:
     """The checks of a later version that was solved from this batch's statistics as well; none if
     it is no such version."""
@@ -219,9 +236,13 @@ def _later(edit: Path, certificate: Certificate, store: Store) -> list[Check]:
     own = {one.artifact for one in forgotten if one.batch == certificate.batch}
     own = own or {one.artifact for one in forgotten}  # a batch that brought nothing new
     same_base = facts["model"] == certificate.base.fingerprint
-    if not same_base or not own <= {part.name for part in made.parts}:
-        return []
+    parts = {part.name for part in made.parts}
     what = "a later edit, solved from this batch's statistics as well"
+    if not own <= parts:
+        own -= {name for name in own if _less_of(name, made.parts, store)}
+        what = "a later edit, solved from what withdrawals left of this batch's statistics"
+    if not same_base or not own <= parts:
+        return []
     for name, entry in made.applied.files.items():
         if (folder / name).is_file() and content_of(folder / name).sha256 != entry["sha256"]:
             return [Check(NAMES[0], "failed", f"{folder / name}: not as published ({what})")]

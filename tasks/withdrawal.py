@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import fields, replace
 
+from pydantic import Field
+
 from grom.config import Config
 from grom.ledger import ChainedLine, LedgerLine
 from tasks.accepted import HONOURED, WITHDRAWN, Accepted, standing, write_accepted
@@ -26,6 +28,8 @@ class Withdrawal(Config):
     nats: float
     head: str
     """Hash of the ledger's last line when it began."""
+    certificates: dict[str, str] = Field(default_factory=dict)
+    """sha256 by batch; none where nothing is left to forget."""
 
 
 def enter_withdrawal(
@@ -70,7 +74,8 @@ def enter_withdrawal(
 
 def _line(line: ChainedLine, found: Withdrawal, now: str) -> LedgerLine:
     plain = LedgerLine(**{field.name: getattr(line, field.name) for field in fields(LedgerLine)})
-    again = replace(plain, run=found.run, started=now, finished=now)
+    own = found.certificates.get(line.batch)
+    again = replace(plain, run=found.run, started=now, finished=now, certificate=own)
     if line.request == found.request:
-        return replace(again, state=WITHDRAWN, model_version=None, certificate=None)
+        return replace(again, state=WITHDRAWN, model_version=None)
     return replace(again, model_version=found.model_version)

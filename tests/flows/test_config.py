@@ -101,7 +101,10 @@ def test_keys_is_the_yaml_name_of_the_order(tmp_path: Path) -> None:
         ("target: {kind: forgetfulness}", "target.kind: Input should be 'replacement'"),
         ("select: {layers: []}", "select.layers: "),
         ("select: {layers: [two]}", "select.layers.0: Input should be a valid integer"),
-        ("ridge: {cache_retain: true}", "`cache_retain` solves from keys: set `collect.keep_request"),
+        (
+            "ridge: {cache_retain: true}",
+            "`cache_retain` solves from keys: set `collect.keep_request",
+        ),
         (
             "ridge: {cache_retain: true}\ncollect: {keys: sequential, keep_request_keys: true}",
             "`cache_retain` keeps what `keys: frozen` collects",
