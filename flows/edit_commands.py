@@ -17,7 +17,7 @@ import typer
 from flows.measure import MODEL_HELP
 from flows.presets import load, model_named
 from flows.show_edit import show_edit, show_exported, show_no_sum
-from flows.terminal import console, prepare_environment, readable_errors
+from flows.terminal import console, prepare_environment, quiet_libraries, readable_errors
 from grom.config import ModelConfig
 from grom.errors import ConfigError, GromError
 
@@ -185,6 +185,7 @@ def merge_edits(edit_a: Edit, edit_b: Edit, work: Work = DEFAULT_WORK) -> None:
 
 def _prepare(work: Path, *addresses: str, always: bool = False) -> None:
     """The work folder is made only if something must be downloaded, converted or measured."""
+    quiet_libraries()
     if always or not all(Path(address).exists() for address in addresses):
         prepare_environment(work)
 

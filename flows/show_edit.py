@@ -33,10 +33,11 @@ JOINT = (
 
 def show_edit(found: EditFacts) -> None:
     """A row per site, then what holds for all of them."""
-    table = Table(title=found.folder, title_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+    console.print(found.folder, highlight=False, soft_wrap=True)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, padding=0)
     table.add_column("site", overflow="fold")
-    for column in ("layer", "shape", "kept as", "rank", "|P|", "|P|/|W|", "spectral", "lost", "MB"):
-        table.add_column(column, justify="right", overflow="fold")
+    for column in ("shape", "factors", "rank", "|P|", "|P|/|W|", "spectral", "lost", "MB"):
+        table.add_column(column, justify="right", no_wrap=True)
     for site in found.sites:
         table.add_row(*_cells(site))
     console.print(table)
@@ -96,14 +97,13 @@ def show_no_sum(found: Overlap | GromError) -> None:
 def _cells(site: SiteFacts) -> tuple[str, ...]:
     return (
         site.site,
-        "" if site.layer is None else str(site.layer),
         "x".join(map(str, site.shape)),
-        site.form if site.form == "whole" else f"{site.kept} {site.form}",
+        {"factors": str(site.kept), "rows": f"{site.kept} rows"}.get(site.form, site.form),
         str(site.rank),
         f"{site.norm:.4g}",
-        "" if site.relative_norm is None else f"{site.relative_norm:.2e}",
+        "" if site.relative_norm is None else f"{site.relative_norm:.2%}",
         f"{site.spectral_norm:.4g}",
-        "" if site.lost is None else f"{site.lost:.1e}",
+        "" if site.lost is None else f"{site.lost:.0e}",
         f"{site.num_bytes / MB:.1f}",
     )
 

@@ -23,6 +23,7 @@ def prepare_environment(work: Path) -> None:
     """Embedded defaults, for this process and its children: nothing outside the work folder, no
     call to a hub or a telemetry service.  What the environment says already stays."""
     work.mkdir(parents=True, exist_ok=True)
+    quiet_libraries()
     defaults = {
         "PREFECT_HOME": str((work / "prefect").resolve()),
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
@@ -33,11 +34,19 @@ def prepare_environment(work: Path) -> None:
         "PREFECT_SERVER_EPHEMERAL_STARTUP_TIMEOUT_SECONDS": "120",
         "DO_NOT_TRACK": "1",
         "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_LOGGING_LEVEL": "WARNING",
+    }
+    for name, value in defaults.items():
+        os.environ.setdefault(name, value)
+
+
+def quiet_libraries() -> None:
+    """No progress bars, warnings and telemetry of libraries, unless the environment wants them."""
+    defaults = {
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "TRANSFORMERS_VERBOSITY": "error",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
         "TQDM_DISABLE": "1",
-        "MLFLOW_LOGGING_LEVEL": "WARNING",
     }
     for name, value in defaults.items():
         os.environ.setdefault(name, value)
