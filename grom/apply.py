@@ -5,7 +5,7 @@ Shapes: N inputs of W, M outputs of W, K rank or edited rows.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -104,18 +104,18 @@ def add_(site: Site, weight_MN: Tensor, update: LowRank) -> Rounding:
     Raises:
         ErasedByRounding: not one stored weight changed.
     """
-    lost = 0.0
+    lost, num_changed = 0.0, 0
     weight_norm = float(torch.linalg.vector_norm(weight_MN, dtype=torch.float64))
-    num_changed = 0
-    row_sets = _row_blocks(len(weight_MN)) if update.rows_K is None else [update.rows_K]
+    row_sets: Sequence[slice | Tensor] = (
+        _row_blocks(len(weight_MN)) if update.rows_K is None else [update.rows_K]
+    )
     with torch.no_grad():
         for rows in row_sets:
-            exact_KN = _rows_of(update, rows).to(weight_MN.device)
             old_KN = weight_MN[rows]
-            exact_KN = exact_KN + old_KN.double()
-            new_KN = exact_KN.to(weight_MN.dtype)
-            lost += float((new_KN.double() - exact_KN).square().sum())
-            num_changed += int((new_KN != old_KN).sum())
+            exact_KN = _rows_of(update, rows).to(weight_MN.device, torch.float64) + old_KN
+            new_KN = exact_KN.to(weight_MN.dtype, copy=True)
+            num_changed += int(torch.count_nonzero(new_KN != old_KN))
+            lost += float(exact_KN.sub_(new_KN).square_().sum())
             weight_MN[rows] = new_KN
     if num_changed == 0:
         raise ErasedByRounding(site.name, str(weight_MN.dtype).removeprefix("torch."))
@@ -130,11 +130,11 @@ def add_(site: Site, weight_MN: Tensor, update: LowRank) -> Rounding:
     )
 
 
-def _row_blocks(num_rows: int) -> list[Tensor]:
-    return list(torch.split(torch.arange(num_rows), ROW_BLOCK))
+def _row_blocks(num_rows: int) -> list[slice]:
+    return [slice(first, first + ROW_BLOCK) for first in range(0, num_rows, ROW_BLOCK)]
 
 
-def _rows_of(update: LowRank, rows: Tensor) -> Tensor:
+def _rows_of(update: LowRank, rows: slice | Tensor) -> Tensor:
     if update.rows_K is not None:
         return update.right_KN
     if update.left_MK is not None:

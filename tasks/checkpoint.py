@@ -48,6 +48,8 @@ CONFIG = "config.json"
 EMBEDDINGS = ("model.embed_tokens.weight", "transformer.wte.weight", "gpt_neox.embed_in.weight")
 BLOCK_BYTES = 1 << 21
 """Rows of P in float64 that are in memory at once: they and what is made of them fit in a cache."""
+EDITED_AT_ONCE = 2
+"""Tensors, so that memory does not grow with the number of cores."""
 Tensors = dict[str, tuple[Path, Stored]]
 
 
@@ -87,22 +89,23 @@ def write_edited(base: Path, edit: Edit | Updates, out: Path) -> list[Rounding]:
         (out / "edit").mkdir()
         tensors, untying = _prepare(out, updates, base)
         _keep(tensors, updates, out / "edit" / ORIGINALS)
-        roundings = []
-        for site in updates.sites:
-            weight = mapped(*tensors[site.tensor], write=True)
-            roundings.append(_add(site, site.oriented(weight), updates))
-            del weight
+        with threads(EDITED_AT_ONCE) as editors:
+            done = [
+                editors.submit(_edit, site, *tensors[site.tensor], updates)
+                for site in updates.sites
+            ]
+            edited = {site: one.result() for site, one in zip(updates.sites, done, strict=True)}
         undo = Undo(
             edit=own.result(),
             files={name: future.result() for name, future in before.items()},
-            edited={site.tensor: region_sha256(*tensors[site.tensor]) for site in updates.sites},
+            edited={site.tensor: sha256 for site, (_, sha256) in edited.items()},
             renamed=untying.renamed,
             replaced=untying.replaced,
             added=untying.added,
             written={name: content_of(out / name) for name in (*untying.replaced, *untying.added)},
         )
     write_undo(out / "edit", undo)
-    return roundings
+    return [rounding for rounding, _ in edited.values()]
 
 
 def _prepare(out: Path, updates: Updates, base: Path) -> tuple[Tensors, Untying]:
@@ -115,6 +118,12 @@ def _prepare(out: Path, updates: Updates, base: Path) -> tuple[Tensors, Untying]
         if site.tensor not in tensors:
             raise MissingTensor(str(out), site.tensor)
     return tensors, untying
+
+
+def _edit(site: Site, path: Path, stored: Stored, updates: Updates) -> tuple[Rounding, str]:
+    """Edit one tensor of a file.  Returns what rounding did, and the sha256 of its bytes now."""
+    weight = mapped(path, stored, write=True)
+    return _add(site, site.oriented(weight), updates), region_sha256(path, stored)
 
 
 def _add(site: Site, weight_MN: Tensor, updates: Updates) -> Rounding:

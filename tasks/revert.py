@@ -6,6 +6,7 @@ import os
 import shutil
 import time
 from collections.abc import Mapping
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,19 +65,25 @@ class EditedCheckpoint:
                 self.edited[path.name] = tensors
 
     def restore_all(self, targets: Mapping[str, Path]) -> None:
-        """Write files of the base and check each one.
+        """Write files of the base and check each one, and all else that came with the edit.
 
         Raises:
-            TamperedEdit: a file, or an original in it, is not as the edit left it.
+            TamperedEdit, CorruptArtifact: a byte is not as the edit left it.
         """
         with threads() as pool:
-            restored = [pool.submit(self._restore, *target) for target in targets.items()]
-            for file in restored:
-                file.result()
+            written = {name: pool.submit(self._write, name, targets[name]) for name in targets}
+            jobs = [
+                pool.submit(self._check, written[name], name, targets[name]) for name in targets
+            ]
+            jobs += [pool.submit(self._check_written, name) for name in self.undo.added]
+            factors = pool.submit(open_edit, self.folder / EDIT)
+            for job in jobs:
+                job.result()
+            factors.result()
 
-    def _restore(self, name: str, target: Path) -> None:
+    def _write(self, name: str, target: Path) -> None:
         if name in self.undo.replaced:
-            self.check_written(name)
+            self._check_written(name)
             target.write_bytes(self.undo.replaced[name].encode())
         else:
             now = self.undo.name_now(name)
@@ -89,17 +96,15 @@ class EditedCheckpoint:
             shutil.copyfile(source, target)
             for tensor, region in self.edited.get(now, {}).items():
                 self._put_back(tensor, target, region)
+
+    def _check(self, written: Future[None], name: str, target: Path) -> None:
+        written.result()
         if content_of(target) != self.undo.files[name]:
             raise TamperedEdit(
                 str(self.folder / name), f"without the edit ({ORIGINALS}) it is not the base's file"
             )
 
-    def check_written(self, name: str) -> None:
-        """Check a file that the edit rewrote or added.
-
-        Raises:
-            TamperedEdit: it was changed since.
-        """
+    def _check_written(self, name: str) -> None:
         path = self.folder / name
         if not path.is_file() or content_of(path) != self.undo.written[name]:
             raise TamperedEdit(str(path), "this is not the file that was written with the edit")
@@ -131,11 +136,8 @@ def revert(folder: Path, out: Path) -> Reverted:
     """
     started = time.perf_counter()
     edited = EditedCheckpoint(folder)
-    open_edit(folder / EDIT)
     files = edited.undo.files
     with new_folder(out, sum(content.num_bytes for content in files.values())) as draft:
-        for name in edited.undo.added:
-            edited.check_written(name)
         edited.restore_all({name: draft / name for name in files})
     return Reverted(len(files), len(edited.undo.edited), time.perf_counter() - started)
 
@@ -159,7 +161,9 @@ def revert_in_place(folder: Path) -> Reverted:
     if not (folder / EDIT / RECORD).is_file():
         raise MissingInput(str(folder / EDIT / RECORD), "no such file, so there is nothing to undo")
     undo = need_undo(folder / EDIT)
-    waiting = [name for name, content in undo.files.items() if not _is(folder / name, content)]
+    with threads() as pool:
+        same = pool.map(lambda name: _is(folder / name, undo.files[name]), undo.files)
+        waiting = [name for name, is_same in zip(undo.files, same, strict=True) if not is_same]
     if waiting:
         _replace(folder, undo, waiting)
     for name in (*undo.renamed.values(), *undo.added):
@@ -178,9 +182,6 @@ def _replace(folder: Path, undo: Undo, names: list[str]) -> None:
     edited = EditedCheckpoint(folder)
     try:
         with disk_full_named(folder):
-            open_edit(folder / EDIT)
-            for name in undo.added:
-                edited.check_written(name)
             edited.restore_all(asides)
             for aside in asides.values():
                 flush(aside)

@@ -27,7 +27,8 @@ DTYPES = {
     "BF16": torch.bfloat16,
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.int64: "I64"}
-CHUNK_BYTES = 1 << 22
+CHUNK_BYTES = 1 << 18
+"""Read at once: what is hashed is then still in a core's own cache."""
 MAX_THREADS = 8
 ALIGNMENT = 8
 """Of the first tensor in a safetensors file, in bytes."""
@@ -172,10 +173,10 @@ def model_files(folder: Path, without: Collection[str] = ()) -> list[str]:
 
 
 @contextmanager
-def threads() -> Iterator[ThreadPoolExecutor]:
+def threads(limit: int = MAX_THREADS) -> Iterator[ThreadPoolExecutor]:
     """Threads that copy and hash, which Python lets run side by side; after an error, what they
     have not begun is dropped."""
-    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS))
+    pool = ThreadPoolExecutor(min(os.cpu_count() or 1, limit))
     try:
         yield pool
     finally:

@@ -153,7 +153,7 @@ def test_second_run_collects_nothing_again_and_searches_the_strength(
     again = unlearn(
         smaller(
             work,
-            strength=StrengthConfig(auto=auto.model_copy(update={"probe_examples": 20})),
+            strength=StrengthConfig(auto=auto.model_copy(update={"probe_examples": 10})),
             evaluate=FEW.model_copy(update={"quantisations": (), "health_examples": 0}),
         )
     )

@@ -214,3 +214,19 @@ def test_more_rows_than_a_block_are_all_edited() -> None:
     rounding = add_(Site("W", "mlp", 0), W_MN, LowRank(P_MN))
     assert torch.equal(W_MN, sum_MN)
     assert rounding.num_changed == 2200
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("rows", [None, [3, 700]])
+def test_the_sum_is_in_float64_and_the_update_stays_as_it_was(
+    dtype: torch.dtype, rows: list[int] | None
+) -> None:
+    W_MN = random_matrix(0, 1100, 2).to(dtype)
+    P_KN = random_matrix(1, 1100 if rows is None else len(rows), 2).float()
+    update = LowRank(P_KN, rows_K=None if rows is None else torch.tensor(rows), num_outputs=1100)
+    before_KN, exact_MN = P_KN.clone(), W_MN.double() + update.dense().double()
+    rounding = add_(Site("W", "mlp", 0), W_MN, update)
+    assert torch.equal(P_KN, before_KN)
+    assert torch.equal(W_MN, exact_MN.to(dtype))
+    lost = float((exact_MN - W_MN.double()).norm() / P_KN.double().norm())
+    assert rounding.lost == pytest.approx(lost, rel=1e-6)

@@ -48,6 +48,19 @@ def test_every_edited_weight_counts(tmp_path: Path) -> None:
         revert(edited, tmp_path / "out")
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+def test_factors_that_are_read_last_are_still_checked_before_anything_appears(
+    in_place: bool, tmp_path: Path
+) -> None:
+    _, edited = edited_checkpoint(tmp_path, tied=True, max_shard_size="4KB")
+    flip(edited / "edit" / "edit.safetensors", -1)
+    before = hashes(edited)
+    with pytest.raises(TamperedEdit, match=r"edit\.safetensors"):
+        revert_in_place(edited) if in_place else revert(edited, tmp_path / "out")
+    assert hashes(edited) == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["base", "edited"]
+
+
 @pytest.mark.parametrize("name", ["edit/undo.json", "edit/undo.safetensors", "model.safetensors"])
 def test_a_missing_file_is_named(name: str, tmp_path: Path) -> None:
     _, edited = edited_checkpoint(tmp_path)
