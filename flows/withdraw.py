@@ -12,9 +12,11 @@ from flows.anew import Inputs, load_inputs
 from flows.service import ServiceConfig
 from grom.config import Config, DataConfig, StrengthConfig
 from grom.errors import DataError
+from grom.ledger import ChainedLine
 from grom.pictures import EDITED, UNEDITED
-from tasks.accepted import HONOURED, Accepted, accepted, moments_of, standing
+from tasks.accepted import HONOURED, WITHDRAWN, Accepted, accepted, moments_of, standing
 from tasks.apply import apply
+from tasks.certificates import signing_key
 from tasks.certified import Made
 from tasks.certify import asked_again, certify
 from tasks.collect import collect_forget, merge_forget
@@ -25,9 +27,10 @@ from tasks.place import CalibrationRef, CheckpointRef, CollectRef, EditRef, Plac
 from tasks.register import Registered, Sets, tracked_run
 from tasks.reregister import reregister
 from tasks.solve import solve
+from tasks.store import Store
 from tasks.versions import model_of, promote
 from tasks.withdraw import copy_base, set_strength, take_out
-from tasks.withdrawal import Withdrawal, enter_withdrawal
+from tasks.withdrawal import Withdrawal, enter_withdrawal, entered_with
 
 APPROVER = "the person who withdrew a request"
 
@@ -35,10 +38,14 @@ APPROVER = "the person who withdrew a request"
 class NotHonoured(DataError):
     """There is no such request to take back."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: ChainedLine | None = None) -> None:
+        reason = "no honoured request has this id"
+        if last is not None:
+            when = f"on {last.finished[:10]} by line {last.number} of the ledger"
+            reason = f"this request was {last.state} {when}"
         super().__init__(
-            "no honoured request has this id, so there is nothing to withdraw. Check the id, and "
-            "what `grom certificate` says of it."
+            f"{reason}, so there is nothing to withdraw. Check the id, and what `grom certificate` "
+            "says of it."
         )
 
 
@@ -68,6 +75,7 @@ def withdraw(cfg: ServiceConfig, request: str, reason: str, rows: str | None = N
 
     No old text is read.  The strength is that of the latest version; what was forgotten stays
     forgotten, and cannot be measured again without its text, so the gate asks for utility alone.
+    Killed anywhere, the same call again comes to the same end.
 
     Args:
         cfg: the service.
@@ -76,11 +84,14 @@ def withdraw(cfg: ServiceConfig, request: str, reason: str, rows: str | None = N
         rows: file with the request's rows under that hash, if its keys were not kept.
 
     Raises:
-        NotHonoured: no honoured request has this hash.
+        NotHonoured: no honoured request has this hash; what a withdrawal that was killed after it
+            had entered the ledger left to do is done first.
         TextNeeded, DataError: see `take_out`.
         UtilityLost: the new model is not good enough; nothing was changed.
         LedgerMoved: another run was entered meanwhile; nothing was changed.
+        ConfigError: the signing key is none.
     """
+    signing_key()  # a bad one must be found before the work
     place = Place(work=cfg.work, store=cfg.store)
     store = place.open()
     ledger = Ledger(store)
@@ -88,7 +99,7 @@ def withdraw(cfg: ServiceConfig, request: str, reason: str, rows: str | None = N
     stand = [line for line in standing(lines).values() if line.state == HONOURED]
     batches = {line.batch for line in stand if line.request == request}
     if not batches:
-        raise NotHonoured
+        raise NotHonoured(finish(cfg, request, lines, store))
     records = accepted(lines, store)
     run_key = f"withdraw-{request[:12]}-{head[:12]}"
     inputs = load_inputs(cfg, place)
@@ -115,13 +126,25 @@ def withdraw(cfg: ServiceConfig, request: str, reason: str, rows: str | None = N
         )
         made = made_of(entry, rest, inputs, scores, registered, left, records, batches)
         if made is not None:
-            asked = asked_again(changed, request, lines, store)
+            asked = asked_again(changed, request, run_key, lines, store)
             hashes = certify(asked, made, cfg.model_dump(mode="json"), place)
             entry = entry.model_copy(update={"certificates": hashes})
         enter_withdrawal(changed, left, entry, lines, store)
     version = registered.version
     promote(cfg.tracking, Path(cfg.work), model_of(cfg.tracking, cfg.name), version)
     return Withdrawn(batches=tuple(sorted(batches)), version=version, num_left=num_left)
+
+
+def finish(
+    cfg: ServiceConfig, request: str, lines: Sequence[ChainedLine], store: Store
+) -> ChainedLine | None:
+    """Promote what a withdrawal made that was killed before it did so.  Returns the last line of
+    the request, if there is one."""
+    last = next((line for line in reversed(lines) if line.request == request), None)
+    if last is not None and last.state == WITHDRAWN and (record := entered_with(last, store)):
+        name = model_of(cfg.tracking, cfg.name)
+        promote(cfg.tracking, Path(cfg.work), name, record.model_version)
+    return last
 
 
 def without_request(

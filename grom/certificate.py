@@ -221,9 +221,11 @@ def not_covered(
         )
     if has_withdrawn:
         sentences.append(
-            "Requests with the state `withdrawn`: they were taken back, and this version knows "
-            "again what they name, as if they had never been made. Requests that are honoured were "
-            "not measured again, for their text is erased."
+            "Requests with the state `withdrawn`: they were taken back, and this version is made "
+            "as if they had never been, so what they name is in the model again, unless an "
+            "honoured request names it, too. Versions from before the withdrawal, and backups of "
+            "them, still suppress it. Requests that are honoured were not measured again, for "
+            "their text is erased."
         )
     if has_refused:
         sentences.append(

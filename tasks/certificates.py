@@ -8,6 +8,7 @@ argument of a task and no part of a message.
 
 from __future__ import annotations
 
+import logging
 import os
 import platform
 from collections.abc import Sequence
@@ -29,11 +30,13 @@ from grom.certified import CertifiedLine
 from grom.errors import ConfigError, DataError, MissingInput
 from grom.ledger import GENESIS, ChainedLine, LedgerLine
 from grom.signing import read_private_key, sealed
+from tasks.accepted import HONOURED, WITHDRAWN, standing
 from tasks.bucket import Bucket
 from tasks.claims import iso
 from tasks.ledger import Ledger
 from tasks.register import git_sha
 
+logger = logging.getLogger(__name__)
 CERTIFICATES = "certificates"
 KEY, KEY_FILE = "GROM_SIGNING_KEY", "GROM_SIGNING_KEY_FILE"
 PACKAGES = (
@@ -97,44 +100,69 @@ def latest_of_batch(batch: str, bucket: Bucket) -> Certificate:
     """The newest certificate of a batch.
 
     Raises:
-        NoCertificate: no line of the ledger is of this batch, or none carries a certificate.
+        NoCertificate: no line of the ledger is of this batch, none carries a certificate, or all of
+            it was withdrawn.
         MissingInput, BrokenCertificate: see `certificate_of`.
     """
     lines = Ledger(bucket).read()
     mine = [line for line in lines if line.batch == batch]
-    return certificate_of(_newest(mine, f"batch {batch}"), lines, bucket)
+    return certificate_of(_newest(mine, f"batch {batch}", lines), lines, bucket)
 
 
 def certificates_of_request(request_id: str, bucket: Bucket) -> list[Certificate]:
     """A certificate for each batch that a request is in, signed if there is a key.
 
     Raises:
-        NoCertificate: the ledger has no such request, or nothing was certified of it.
+        NoCertificate: the ledger has no such request, or nothing that holds was certified of it.
         MissingInput, BrokenCertificate: see `certificate_of`.
         ConfigError: the signing key is none.
     """
     ledger = Ledger(bucket)
     mine, lines = ledger.find(request_id), ledger.read()
-    _newest(mine, "this request")
-    key, issued, found = signing_key(), iso(bucket.now()), []
+    if not mine:
+        _newest(mine, "this request", lines)
+    key, issued, found, without = signing_key(), iso(bucket.now()), [], []
     for batch in dict.fromkeys(line.batch for line in mine):
         own = [line for line in mine if line.batch == batch]
-        if all(line.certificate is None for line in own):
+        try:
+            newest = _newest(own, f"this request, in batch {batch}", lines)
+        except NoCertificate as error:
+            without.append(error)
             continue
-        whole = certificate_of(_newest(own, f"batch {batch}"), lines, bucket)
         quoted = [_quoted(line, lines) for line in own]
+        whole = certificate_of(newest, lines, bucket)
         found.append(sealed(of_request(whole, own[0].request, quoted, issued), key))
+    if not found:
+        raise without[0]
+    for reason in without:
+        logger.warning("%s", reason)
     return found
 
 
-def _newest(mine: Sequence[ChainedLine], what: str) -> ChainedLine:
-    """The last line with a certificate."""
+def _newest(mine: Sequence[ChainedLine], what: str, lines: Sequence[ChainedLine]) -> ChainedLine:
+    """The last line with a certificate, unless a withdrawal without one came after it."""
     if not mine:
         raise NoCertificate(what, "the ledger has no line of it; write it as it was submitted")
+    last = mine[-1]
+    if last.certificate is None and last.state == WITHDRAWN:
+        raise NoCertificate(what, _uncertified(last, lines))
     certified = [line for line in mine if line.certificate is not None]
     if not certified:
-        raise NoCertificate(what, f"its last line says `{mine[-1].state}`, without a certificate")
+        raise NoCertificate(what, f"its last line says `{last.state}`, without a certificate")
     return certified[-1]
+
+
+def _uncertified(line: ChainedLine, lines: Sequence[ChainedLine]) -> str:
+    """Why a withdrawal has no certificate, and what that means for older ones."""
+    end = max(one.number for one in lines if one.run == line.run)
+    reason = "nothing was left to forget, so the base model itself took over, without an edit"
+    if any(one.state == HONOURED for one in standing(list(lines[:end])).values()):
+        reason = "that run wrote no certificate"
+    return (
+        f"withdrawn on {line.finished[:10]} by run {line.run}, line {line.number} of the ledger: "
+        f"{reason}. Older certificates of it hold no longer; submit it anew if it is to be "
+        "forgotten again"
+    )
 
 
 def _quoted(line: ChainedLine, lines: Sequence[ChainedLine]) -> CertifiedLine:
@@ -164,6 +192,14 @@ def write_certificate(
         if there is not None and alike(there, whole):
             return there.sha256
     return whole.sha256
+
+
+def written_certificate(batch: str, run: str, bucket: Bucket) -> Certificate | None:
+    """What an attempt of a run that was killed wrote of a batch, if it can be read."""
+    try:
+        return stored_certificate(batch, run, bucket)
+    except BrokenCertificate:
+        return None
 
 
 def _readable(data: bytes, name: str) -> Certificate | None:

@@ -18,7 +18,13 @@ from grom.ledger import ChainedLine
 from tasks.accepted import HONOURED, REFUSED, WITHDRAWN, Accepted, standing
 from tasks.audit import AuditRef
 from tasks.bucket import Bucket
-from tasks.certificates import certificate_of, signing_key, software, write_certificate
+from tasks.certificates import (
+    certificate_of,
+    signing_key,
+    software,
+    write_certificate,
+    written_certificate,
+)
 from tasks.certified import Made, attack_of, edited_parts, statistics_of
 from tasks.claims import iso
 from tasks.desk import Taken
@@ -30,7 +36,7 @@ from tasks.shown import shown_settings
 
 logger = logging.getLogger(__name__)
 NOT_AUDITED = "not measured: no audit was part of this run"
-TAKEN_BACK = "it was taken back: this version knows again what it names"
+TAKEN_BACK = "withdrawn on request: this version is made as if it had never been asked for"
 NOT_REACHED = "no edit of this kind reaches it: none of its tokens is specific to what is forgotten"
 
 
@@ -67,17 +73,21 @@ def asked_of(taken: Sequence[Taken]) -> tuple[Asked, ...]:
 
 
 def asked_again(
-    records: Sequence[Accepted], withdrawn: str, lines: list[ChainedLine], bucket: Bucket
+    records: Sequence[Accepted], withdrawn: str, run: str, lines: list[ChainedLine], bucket: Bucket
 ) -> tuple[Asked, ...]:
-    """What is certified of batches that a request is taken out of: it, and what is left."""
+    """What is certified of batches that a request is taken out of: it, and what is left.
+
+    A run that was killed and is done again began when its first certificate says.
+    """
     stand = [line for line in standing(lines).values() if line.state == HONOURED]
     now = iso(bucket.now())
+    begun = {record.batch: written_certificate(record.batch, run, bucket) for record in records}
     return tuple(
         Asked(
             batch=record.batch,
             manifest_sha256=record.manifest_sha256,
             received=next(line.received for line in stand if line.batch == record.batch),
-            started=now,
+            started=now if (first := begun[record.batch]) is None else first.started,
             requests=tuple(line.request for line in stand if line.batch == record.batch),
             withdrawn=withdrawn,
         )

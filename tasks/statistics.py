@@ -66,8 +66,9 @@ def load_collected(folder: Path, names: Collection[str] | None = None) -> Collec
         MissingInput: the folder has no such statistics.
     """
     residual = read_json(folder / "collected.json")
+    wanted = moment_names(folder) if names is None else names
     return Collected(
-        {name: load_moments(folder, name) for name in names or moment_names(folder)},
+        {name: load_moments(folder, name) for name in wanted},
         read_table(folder / "examples.parquet", ExampleStatistics),
         residual["rms_sum"],
         residual["rms_tokens"],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import count
 from typing import Literal
@@ -17,7 +17,7 @@ from grom.certificate import OF_REQUEST, SEALS, Certificate, changed_parts
 from grom.errors import DataError
 from grom.ledger import GENESIS, ChainedLine, LedgerLine, line_hash
 from grom.signing import signature_holds
-from tasks.accepted import HONOURED, standing
+from tasks.accepted import HONOURED, WITHDRAWN, standing
 from tasks.certificates import certificate_of
 from tasks.ledger import DIGITS, LEDGER, Ledger, Segment
 from tasks.provenance import find_published
@@ -26,6 +26,8 @@ from tasks.store import Store
 
 State = Literal["ok", "failed", "not checked"]
 NO_STORE = "no store was given"
+MAX_NAMED = 2
+"""Requests that a check names; more are counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,18 +189,35 @@ def _differing(certificate: Certificate, whole: Certificate) -> list[str]:
 def _in_force(certificate: Certificate, lines: Sequence[ChainedLine]) -> Check:
     """Whether what was honoured is still honoured, by the last line of each request."""
     name, now = "in force", standing(list(lines))
-    honoured = [one.request for one in certificate.requests if one.state == HONOURED]
-    found = [now.get((request, certificate.batch)) for request in honoured]
-    lost = [line for line in found if line is not None and line.state != HONOURED]
+    states = {one.request: one.state for one in certificate.requests}
+    found = [line for one in states if (line := now.get((one, certificate.batch))) is not None]
+    lost = [line for line in found if states[line.request] == HONOURED != line.state]
+    counts = Counter(states.values())
+    said = ["requests: " + ", ".join(f"{number} {state}" for state, number in counts.items())]
     if lost:
-        what = f"{len(lost)} of {len(honoured)} requests are {lost[0].state}"
-        return Check(name, "failed", f"{what} since line {lost[0].number}")
-    states = Counter(one.state for one in certificate.requests)
-    detail = "requests: " + ", ".join(f"{number} {state}" for state, number in states.items())
+        said = [_lost(line) for line in lost[:MAX_NAMED]]
+        said += [f"{len(lost) - MAX_NAMED} more"] if len(lost) > MAX_NAMED else []
+        said += [f"{num} still honoured"] if (num := counts[HONOURED] - len(lost)) else []
     own = certificate.sha256 if certificate.kind == "batch" else certificate.batch_certificate
-    if any(line is not None and line.certificate not in (None, own) for line in found):
-        detail += "; the ledger names a later certificate, see `grom certificate`"
-    return Check(name, "ok", detail)
+    newer = [line for line in found if line.certificate not in (None, own)]
+    if newer:
+        of = "REQUEST_ID" if certificate.kind == "request" else f"--batch {certificate.batch}"
+        said.append(
+            f"a newer certificate exists, see line {newer[0].number}: `grom certificate {of}`"
+        )
+    again = {line.batch for line in now.values() if _is_back(line, states)}
+    said += [f"forgotten again since, in batch {batch}" for batch in sorted(again)]
+    return Check(name, "failed" if lost else "ok", "; ".join(said))
+
+
+def _lost(line: ChainedLine) -> str:
+    when = f"on {line.finished[:10]} by line {line.number} of the ledger"
+    return f"request {line.request[:12]} was {line.state} {when}"
+
+
+def _is_back(line: ChainedLine, states: Mapping[str, str]) -> bool:
+    """Whether a line honours, in another batch, what the certificate says was withdrawn."""
+    return line.state == HONOURED and states.get(line.request) == WITHDRAWN
 
 
 def _artifacts(certificate: Certificate, store: Store) -> Check:

@@ -8,7 +8,7 @@ Shapes: N inputs of W, M outputs of W, K edited rows.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,7 @@ from grom.errors import DataError, GromError
 from grom.sites import Site
 from tasks.certified import untouched_sha256
 from tasks.edits import edit_folder
-from tasks.provenance import Published, checkpoint_key, find_published, lineage
+from tasks.provenance import Published, find_published
 from tasks.store import RESERVED, Store
 from tasks.tensors import (
     DTYPES,
@@ -35,6 +35,7 @@ from tasks.tensors import (
 from tasks.undo import ORIGINALS
 from tasks.updates import FACTORS, StoredUpdates
 from tasks.verify import Check
+from tasks.verify_later import later_version
 
 SLACK = 1e-12
 """Another machine sums in another order: P differs by that share, which rounding may turn."""
@@ -44,8 +45,9 @@ NAMES = ("model files", "model tensors", "edit in the model")
 def verify_model(certificate: Certificate, folder: Path, store: Store | None) -> list[Check]:
     """Check a checkpoint's files, its tensors, and that each edited one is the base's plus P.
 
-    A later version of the model that was solved from this batch's statistics as well contains the
-    batch, too; its bytes are checked against its own artifact then.
+    A later version of the model that was solved from this batch's statistics as well, or from what
+    withdrawals left of them, contains the batch, too; its bytes are checked against its own
+    artifact then.
 
     Args:
         certificate: of the edit.
@@ -206,47 +208,26 @@ def _places(folder: Path) -> dict[str, tuple[Path, Stored]]:
     }
 
 
-def _less_of(name: str, parts: Sequence[Published], store: Store) -> bool:
-    """Whether one of the parts is this artifact without requests that were withdrawn since."""
-
-    def gone(facts: Mapping[str, Any]) -> set[str]:
-        return {request for one in facts["data"] for request in one.get("without", ())}
-
-    def whole(facts: Mapping[str, Any]) -> dict[str, Any]:
-        kept = [{k: v for k, v in one.items() if k != "without"} for one in facts["data"]]
-        return {**facts, "data": kept}
-
-    found = find_published(name, store)
-    return found is not None and any(
-        whole(part.facts) == whole(found.facts) and gone(found.facts) < gone(part.facts)
-        for part in parts
-    )
-
-
 def _later(edit: Path, certificate: Certificate, store: Store) -> list[Check]:
-    """The checks of a later version that was solved from this batch's statistics as well; none if
-    it is no such version."""
-    facts, folder = StoredUpdates(edit).facts, edit.parent
-    try:
-        key = checkpoint_key(facts["model"], facts["edit"], facts["beta"])
-        made = lineage(key, store)
-    except (DataError, KeyError, ValueError):
+    """The checks of a later version of the model; none if it is no such version."""
+    updates, folder = StoredUpdates(edit), edit.parent
+    later = later_version(updates.facts, certificate, store)
+    if later is None:
         return []
-    forgotten = [one for one in certificate.statistics if one.role in ("forget", "forget, earlier")]
-    own = {one.artifact for one in forgotten if one.batch == certificate.batch}
-    own = own or {one.artifact for one in forgotten}  # a batch that brought nothing new
-    same_base = facts["model"] == certificate.base.fingerprint
-    parts = {part.name for part in made.parts}
-    what = "a later edit, solved from this batch's statistics as well"
-    if not own <= parts:
-        own -= {name for name in own if _less_of(name, made.parts, store)}
-        what = "a later edit, solved from what withdrawals left of this batch's statistics"
-    if not same_base or not own <= parts:
-        return []
-    for name, entry in made.applied.files.items():
+    for name, entry in later.applied.files.items():
         if (folder / name).is_file() and content_of(folder / name).sha256 != entry["sha256"]:
-            return [Check(NAMES[0], "failed", f"{folder / name}: not as published ({what})")]
-    return [
-        Check(NAMES[0], "ok", f"files as published; {what}, apply/{key}"),
-        *_sums(edit, folder),
-    ]
+            detail = f"{folder / name}: not as published ({later.what})"
+            return [Check(NAMES[0], "failed", detail)]
+    if not updates.sites and (odd := _differing_names(folder, later.applied)):
+        # No sum would tell these weights from others.
+        return [Check(NAMES[0], "failed", f"{folder}: not the files as published: {odd}")]
+    files = Check(NAMES[0], "ok", f"files as published; {later.what}; {later.applied.name}")
+    if not later.holds:
+        return [files, Check(NAMES[2], "failed", f"it is not: {later.what}")]
+    return [files, *(_sums(edit, folder) if updates.sites else ())]
+
+
+def _differing_names(folder: Path, applied: Published) -> str:
+    """Files of weights that only one of a folder and a published checkpoint has."""
+    expected = {name for name in applied.files if "/" not in name and name.endswith(".safetensors")}
+    return ", ".join(sorted(expected ^ {path.name for path in folder.glob("*.safetensors")}))

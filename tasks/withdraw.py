@@ -18,13 +18,13 @@ from prefect.cache_policies import NO_CACHE
 
 from grom.apply import Edit
 from grom.calibrate import given_strength
-from grom.collect import Collected, RequestKeys
+from grom.collect import Collected, ExampleStatistics, RequestKeys
 from grom.config import StrengthConfig
 from grom.errors import DataError
 from grom.merge import DigitsLost, without
 from grom.withdraw import moments_of_keys
 from tasks.checkpoint import checkpoint_bytes
-from tasks.codecs import read_json, save_edit, write_json
+from tasks.codecs import read_json, read_table, save_edit, write_json
 from tasks.place import (
     CalibrationRef,
     CheckpointRef,
@@ -76,8 +76,7 @@ def take_out(
         DigitsLost: too little remains, and there are no keys to add up.
     """
     folder = place.fetch(whole.artifact)
-    known = {one.group for one in load_collected(folder, []).examples}
-    if known <= set(requests):
+    if groups_in(folder) <= set(requests):
         return None
     facts = read_json(folder / "collected.json")["facts"]
     gone = sorted({*requests, *(name for one in facts["data"] for name in one.get("without", []))})
@@ -89,7 +88,7 @@ def take_out(
             keys = StoredKeys(folder)
             left = [group for group in keys.groups if group not in requests]
             save_collected(out, _less(collected, keys, requests, left), facts)
-            with KeyWriter(out) as writer:
+            with KeyWriter(out) as writer:  # its examples are in the order of its positions
                 for found in _keys_of(keys, left):
                     writer(found)
             return
@@ -106,6 +105,11 @@ def take_out(
 
     artifact, reused = place.cached("collect", facts, write)
     return CollectRef(artifact=artifact, reused=reused, seconds=0.0)
+
+
+def groups_in(folder: Path) -> set[str]:
+    """Requests, by their hash, that the moments in a folder are of."""
+    return {one.group for one in read_table(folder / "examples.parquet", ExampleStatistics)}
 
 
 def _less(

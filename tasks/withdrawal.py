@@ -9,7 +9,7 @@ from pydantic import Field
 
 from grom.config import Config
 from grom.ledger import ChainedLine, LedgerLine
-from tasks.accepted import HONOURED, WITHDRAWN, Accepted, standing, write_accepted
+from tasks.accepted import HONOURED, RUNS, WITHDRAWN, Accepted, standing, write_accepted
 from tasks.bucket import Bucket
 from tasks.claims import iso
 from tasks.ledger import Ledger
@@ -70,6 +70,12 @@ def enter_withdrawal(
     batches, now = {record.batch for record in records}, iso(bucket.now())
     new = [_line(line, found, now) for line in stand if line.batch in batches]
     Ledger(bucket).append(new, after=found.head)
+
+
+def entered_with(line: ChainedLine, bucket: Bucket) -> Accepted | None:
+    """What the run of a line left of its batch; None if there is no record of it."""
+    found = bucket.read(f"{RUNS}/{line.batch}/{line.run}/accepted.json")
+    return None if found is None else Accepted.model_validate_json(found.data)
 
 
 def _line(line: ChainedLine, found: Withdrawal, now: str) -> LedgerLine:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from grom.certificate import BrokenCertificate, Certificate, read_certificate
-from grom.ledger import LedgerLine
+from grom.ledger import LedgerLine, request_hash
 from grom.signing import sealed
-from tasks.certificates import certificate_name, certificates_of_request
+from tasks.certificates import NoCertificate, certificate_name, certificates_of_request
 from tasks.claims import iso
 from tasks.ledger import Ledger
 from tasks.rollback import roll_back_ledger
@@ -193,11 +194,49 @@ def test_what_was_rolled_back_is_no_longer_in_force(made: Certified, tmp_path: P
     for one in (found, before):
         names = failed(all_checks(one, mine))
         assert list(names) == ["in force"]
-        assert "rolled back since line" in names["in force"]
+        assert re.search(r"was rolled back on \d{4}-\d\d-\d\d by line \d+ of", names["in force"])
     (after,) = requests_of(mine, "person-6@example.org")
     assert [one.line["state"] for one in after.lines] == ["honoured", "rolled back"]
     assert list(failed(all_checks(after, mine))) == ["in force"]
     assert failed(all_checks(mine.certificate("first"), mine)) == {}
+
+
+def enter_withdrawn(made: Certified, numbers: set[int], run: str) -> None:
+    """Lines that say so of requests of `first`, without a certificate."""
+    wanted = {request_hash(f"person-{n}@example.org", Ledger(made.store).salt()) for n in numbers}
+    ledger, now = Ledger(made.store), iso(made.store.now())
+    lines = [
+        LedgerLine(
+            request=line.request, batch=line.batch, received=line.received, run=run,
+            model_version=None, certificate=None, state="withdrawn", started=now, finished=now,
+        )
+        for line in ledger.read()
+        if line.request in wanted and line.state == "honoured"
+    ]  # fmt: skip
+    ledger.append(lines)
+
+
+def test_an_older_certificate_says_what_was_withdrawn_since(
+    made: Certified, tmp_path: Path
+) -> None:
+    mine, first = made.copied(tmp_path), made.certificate("first")
+    (one,) = [one for one in requests_of(mine, "person-0@example.org") if one.batch == "first"]
+    enter_withdrawn(mine, {0}, "withdraw-one")
+    line = next(line for line in Ledger(mine.store).read() if line.state == "withdrawn")
+    said = f"request {line.request[:12]} was withdrawn on {line.finished[:10]} by line 10 of the"
+    for certificate in (first, one):
+        names = failed(all_checks(certificate, mine))
+        assert list(names) == ["in force"]
+        assert names["in force"].startswith(said)
+    assert "2 still honoured" in failed(all_checks(first, mine))["in force"]
+    with pytest.raises(NoCertificate, match=r"withdraw-one, line 10 .* wrote no certificate"):
+        certificates_of_request("person-0@example.org", mine.store)
+    assert failed(all_checks(requests_of(mine, "person-1@example.org")[0], mine)) == {}
+    enter_withdrawn(mine, {1, 2}, "withdraw-two")
+    assert failed(all_checks(first, mine))["in force"].endswith("; 1 more")
+    enter_withdrawn(mine, {5, 6}, "withdraw-rest")
+    with pytest.raises(NoCertificate, match="base model itself took over"):
+        certificates_of_request("person-6@example.org", mine.store)
 
 
 def test_a_requests_certificate_must_agree_with_its_batchs(made: Certified, tmp_path: Path) -> None:
