@@ -70,7 +70,9 @@ class Withdrawn(Config):
 
 
 @flow(name="withdraw")
-def withdraw(cfg: ServiceConfig, request: str, reason: str, rows: str | None = None) -> Withdrawn:
+def withdraw(
+    cfg: ServiceConfig, request: str, reason: str, rows: tuple[str, ...] = ()
+) -> Withdrawn:
     """Take one request out of what was accepted, solve anew from the base model, and promote.
 
     No old text is read.  The strength is that of the latest version; what was forgotten stays
@@ -81,7 +83,8 @@ def withdraw(cfg: ServiceConfig, request: str, reason: str, rows: str | None = N
         cfg: the service.
         request: salted hash of the request's id.
         reason: why; recorded in MLflow, so without personal data.
-        rows: file with the request's rows under that hash, if its keys were not kept.
+        rows: files with the request's rows under that hash, if its keys were not kept; one for
+            each batch that has it.
 
     Raises:
         NotHonoured: no honoured request has this hash; what a withdrawal that was killed after it
@@ -153,21 +156,22 @@ def without_request(
     records: Sequence[Accepted],
     batches: set[str],
     request: str,
-    rows: str | None,
+    rows: tuple[str, ...],
     place: Place,
 ) -> dict[str, CollectRef | None]:
     """Moments of each accepted batch, the request taken out; None for a batch without any."""
-    text = None
-    if rows is not None:
-        data = load_data(DataConfig(uri=rows), place, "forget")
-        text = collect_forget(
+    texts = []
+    for uri in rows:
+        data = load_data(DataConfig(uri=uri), place, "forget")
+        found = collect_forget(
             inputs.model, data, records[0].sites, cfg.target, cfg.collect, place, inputs.reference
         )
+        texts.append(found)
     left: dict[str, CollectRef | None] = {}
     for one in records:
         ref = next(iter(moments_of([one])), None)
         if ref is not None and one.batch in batches:
-            ref = take_out(one.batch, ref, (request,), place, text)
+            ref = take_out(one.batch, ref, (request,), place, tuple(texts))
         left[one.batch] = ref
     return left
 

@@ -20,7 +20,7 @@ from tasks.provenance import Lineage, Published
 from tasks.register import Registered
 from tasks.solve import ALPHA
 from tasks.store import RESERVED
-from tasks.tensors import DTYPES, chunks, model_files, read_header
+from tasks.tensors import DTYPES, chunks, model_files, weight_places
 from tasks.undo import need_undo
 
 EDIT_FILES = ("edit.safetensors", "edit.json", "undo.safetensors", "undo.json")
@@ -57,14 +57,10 @@ class Made(Config):
 
 def untouched_sha256(folder: Path, edited: Mapping[str, str]) -> str:
     """Hash of all tensors of a checkpoint but these: names, types, shapes and bytes."""
-    places = {
-        name: (path, stored)
-        for path in folder.glob("*.safetensors")
-        for name, stored in read_header(path, DTYPES | OTHER_DTYPES).items()
-        if name not in edited
-    }
     sha = hashlib.sha256()
-    for name, (path, stored) in sorted(places.items()):
+    for name, (path, stored) in sorted(weight_places(folder, DTYPES | OTHER_DTYPES).items()):
+        if name in edited:
+            continue
         sha.update(canonical_json([name, str(stored.dtype), list(stored.shape)]))
         for chunk in chunks(path, stored):
             sha.update(chunk)
@@ -76,8 +72,7 @@ def edited_parts(made: Made, found: Lineage, folder: Path) -> dict[str, Any]:
     undo, applied = need_undo(folder / "edit"), found.applied
     dtypes = {
         str(stored.dtype).removeprefix("torch.")
-        for path in folder.glob("*.safetensors")
-        for name, stored in read_header(path).items()
+        for name, (_, stored) in weight_places(folder).items()
         if name in undo.edited
     }
     dtype = ", ".join(sorted(dtypes))

@@ -23,6 +23,8 @@ from grom.target import LowRank
 from tasks.models import damage_named
 from tasks.store import RESERVED
 from tasks.tensors import (
+    INDEX,
+    SINGLE,
     Stored,
     content_of,
     copy_region,
@@ -40,8 +42,6 @@ from tasks.updates import HeldUpdates, Updates
 
 __all__ = ["Stored", "mapped", "read_header", "write_edited"]
 
-INDEX = "model.safetensors.index.json"
-SINGLE = "model.safetensors"
 SPLIT = "model-00001-of-00002.safetensors"
 ADDED_HEAD = "model-head.safetensors"
 CONFIG = "config.json"

@@ -15,8 +15,9 @@ from torch import Tensor
 from grom.errors import ConfigError, MissingTensor
 from grom.quantize import ROW_BLOCK, CodeChange, Scheme, code_change
 from grom.sites import FAMILIES, Family
-from tasks.checkpoint import EMBEDDINGS, INDEX, SINGLE, Stored, mapped, read_header
+from tasks.checkpoint import EMBEDDINGS, Stored, mapped, read_header
 from tasks.models import damage_named
+from tasks.tensors import INDEX, SINGLE
 
 HEADS = {family.stored_head or f"{family.head}.weight" for family in FAMILIES.values()}
 """The head's tensor; a tied checkpoint does not have one."""

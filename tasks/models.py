@@ -151,7 +151,7 @@ def damage_named(folder: Path) -> Iterator[None]:
     """Turn what transformers says of a damaged folder into one error with the folder's name."""
     try:
         yield
-    except (OSError, ValueError, KeyError, SafetensorError) as error:
+    except (OSError, ValueError, KeyError, TypeError, SafetensorError) as error:
         raise BrokenCheckpoint(str(folder), f"{type(error).__name__}: {error}") from error
 
 

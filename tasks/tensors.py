@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from grom.config import Config
+from grom.errors import BrokenCheckpoint
 from tasks.models import COPIED
 
 DTYPES = {
@@ -29,6 +30,9 @@ DTYPES = {
 NAMES = {dtype: name for name, dtype in DTYPES.items()} | {torch.int64: "I64"}
 CHUNK_BYTES = 1 << 18
 """Read at once: what is hashed is then still in a core's own cache."""
+SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+LOADABLE = ("*.safetensors", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.gguf")
+"""Files that a library may take weights from."""
 MAX_THREADS = 8
 ALIGNMENT = 8
 """Of the first tensor in a safetensors file, in bytes."""
@@ -83,11 +87,62 @@ def read_sizes(path: Path) -> dict[str, int]:
 
 
 def _entries(path: Path) -> tuple[dict[str, Any], int]:
+    """What the header says, and where the values begin.
+
+    Raises:
+        ValueError: the file is cut off, or its header is not one.
+    """
+    num_bytes = path.stat().st_size
     with path.open("rb") as file:
-        (length,) = struct.unpack("<Q", file.read(8))
-        header: dict[str, Any] = json.loads(file.read(length))
-    header.pop("__metadata__", None)
-    return header, 8 + length
+        start = file.read(8)
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or 8 + length > num_bytes:  # before so much is read
+            raise ValueError(f"{path.name}: no safetensors file, or cut off")
+        header = json.loads(file.read(length))
+    first = 8 + length
+    try:
+        header.pop("__metadata__", None)
+        for entry in header.values():
+            begin, end = entry["data_offsets"]
+            if not 0 <= begin <= end <= num_bytes - first or "dtype" not in entry:
+                raise ValueError(f"{path.name}: cut off, or its header is damaged")
+            [int(size) for size in entry["shape"]]
+    except (TypeError, AttributeError, KeyError) as error:
+        raise ValueError(f"{path.name}: its header is damaged") from error
+    return header, first
+
+
+def weight_places(
+    folder: Path, dtypes: Mapping[str, torch.dtype] = DTYPES
+) -> dict[str, tuple[Path, Stored]]:
+    """Where the tensors lie that transformers loads from a folder: those of `model.safetensors`, or
+    else of the files that the index lists.
+
+    Raises:
+        BrokenCheckpoint: there are other files of weights, which it would not look at or take
+            instead; a tensor is in none of the listed files, or in two.
+    """
+    index = folder / INDEX
+    listed: dict[str, str] | None = None
+    if (folder / SINGLE).is_file():
+        files = {SINGLE}
+    elif index.is_file():
+        listed = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
+        files = set(listed.values())
+    else:
+        raise BrokenCheckpoint(str(folder), f"neither {SINGLE} nor {INDEX}")
+    there = {path.name for pattern in LOADABLE for path in folder.glob(pattern)}
+    if odd := sorted(there ^ files):
+        raise BrokenCheckpoint(str(folder), f"{odd[0]}: listed and missing, or there and not read")
+    found: dict[str, tuple[Path, Stored]] = {}
+    for name in sorted(files):
+        header = read_header(folder / name, dtypes)
+        if twice := sorted(header.keys() & found.keys()):
+            raise BrokenCheckpoint(str(folder), f"{twice[0]} is in two files")
+        if listed and (odd := sorted(one for one in header if listed.get(one) != name)):
+            raise BrokenCheckpoint(str(folder), f"{odd[0]} is in {name}, and not listed so")
+        found |= {tensor: (folder / name, stored) for tensor, stored in header.items()}
+    return found
 
 
 def mapped(path: Path, stored: Stored, *, write: bool) -> Tensor:

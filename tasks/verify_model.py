@@ -25,12 +25,13 @@ from tasks.provenance import Published, find_published
 from tasks.store import RESERVED, Store
 from tasks.tensors import (
     DTYPES,
-    Stored,
+    INDEX,
     content_of,
     mapped,
     model_files,
     read_header,
     region_sha256,
+    weight_places,
 )
 from tasks.undo import ORIGINALS
 from tasks.updates import FACTORS, StoredUpdates
@@ -79,7 +80,7 @@ def _guarded(
     """The checks, or one that failed because the files cannot be read."""
     try:
         return check(folder, *with_)
-    except (GromError, OSError, ValueError, KeyError, RuntimeError) as error:
+    except (GromError, OSError, ValueError, KeyError, TypeError, RuntimeError) as error:
         return [_broken(name, folder, error)]
 
 
@@ -118,7 +119,8 @@ def _files(folder: Path, certificate: Certificate) -> list[Check]:
         for name, sha256 in wanted.items()
         if name not in there or content_of(folder / name).sha256 != sha256
     ]
-    extra = [] if resharded else sorted(there - set(expected))
+    shards = {path.name for path, _ in weight_places(folder).values()}
+    extra = sorted(there - set(expected) - ({*shards, INDEX} if resharded else set()))
     problems = [*(f"{folder / name}: not as certified" for name in wrong)]
     problems += [f"{folder / name}: not part of what was certified" for name in extra]
     if problems:
@@ -127,7 +129,7 @@ def _files(folder: Path, certificate: Certificate) -> list[Check]:
 
 
 def _tensors(folder: Path, certificate: Certificate) -> list[Check]:
-    places = _places(folder)
+    places = weight_places(folder)
     wrong = [
         name
         for name, sha256 in certificate.edit.edited.items()
@@ -154,7 +156,7 @@ def _edit_files(edit: Path, certificate: Certificate) -> list[Check]:
 
 def _sums(edit: Path, folder: Path) -> list[Check]:
     """Whether each edited tensor is the original plus P, cast once."""
-    updates, places = StoredUpdates(edit), _places(folder)
+    updates, places = StoredUpdates(edit), weight_places(folder)
     originals = read_header(edit / ORIGINALS, DTYPES | {"I64": torch.int64})
     for site in updates.sites:
         if site.tensor not in places:
@@ -200,34 +202,29 @@ def fits(now_KN: Tensor, before_KN: Tensor, update_KN: Tensor) -> Tensor:
     return ((now_KN >= low_KN) & (now_KN <= high_KN)).all(dim=1)
 
 
-def _places(folder: Path) -> dict[str, tuple[Path, Stored]]:
-    return {
-        name: (path, stored)
-        for path in sorted(folder.glob("*.safetensors"))
-        for name, stored in read_header(path).items()
-    }
-
-
 def _later(edit: Path, certificate: Certificate, store: Store) -> list[Check]:
     """The checks of a later version of the model; none if it is no such version."""
     updates, folder = StoredUpdates(edit), edit.parent
     later = later_version(updates.facts, certificate, store)
     if later is None:
         return []
-    for name, entry in later.applied.files.items():
-        if (folder / name).is_file() and content_of(folder / name).sha256 != entry["sha256"]:
-            detail = f"{folder / name}: not as published ({later.what})"
-            return [Check(NAMES[0], "failed", detail)]
-    if not updates.sites and (odd := _differing_names(folder, later.applied)):
-        # No sum would tell these weights from others.
-        return [Check(NAMES[0], "failed", f"{folder}: not the files as published: {odd}")]
+    if odd := _unlike(folder, later.applied):
+        detail = f"{folder / odd}: not as published ({later.what})"
+        return [Check(NAMES[0], "failed", detail)]
     files = Check(NAMES[0], "ok", f"files as published; {later.what}; {later.applied.name}")
     if not later.holds:
         return [files, Check(NAMES[2], "failed", f"it is not: {later.what}")]
     return [files, *(_sums(edit, folder) if updates.sites else ())]
 
 
-def _differing_names(folder: Path, applied: Published) -> str:
-    """Files of weights that only one of a folder and a published checkpoint has."""
-    expected = {name for name in applied.files if "/" not in name and name.endswith(".safetensors")}
-    return ", ".join(sorted(expected ^ {path.name for path in folder.glob("*.safetensors")}))
+def _unlike(folder: Path, applied: Published) -> str | None:
+    """A file in which a folder differs from a published checkpoint: other bytes, missing, added."""
+    expected = set(applied.files) - set(RESERVED)
+    there = {*model_files(folder, RESERVED), *(name for name in expected if "/" in name)}
+    there |= {path.name for path, _ in weight_places(folder).values()}
+    for name in sorted(expected | there):
+        if name not in expected or not (folder / name).is_file():
+            return name
+        if content_of(folder / name).sha256 != applied.file_sha256(name):
+            return name
+    return None

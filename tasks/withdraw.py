@@ -53,7 +53,11 @@ class TextNeeded(DataError):
 
 @task
 def take_out(
-    batch: str, whole: CollectRef, requests: tuple[str, ...], place: Place, text: CollectRef | None
+    batch: str,
+    whole: CollectRef,
+    requests: tuple[str, ...],
+    place: Place,
+    texts: tuple[CollectRef, ...] = (),
 ) -> CollectRef | None:
     """A batch's forget moments without some of its requests.  Returns their reference.
 
@@ -65,7 +69,8 @@ def take_out(
         whole: its moments.
         requests: groups to take out.
         place: store.
-        text: moments of these requests alone, if their keys were not kept.
+        texts: moments of these requests alone, if their keys were not kept; of each batch's own
+            rows, of which those of this batch are taken.
 
     Returns:
         None if nothing remains.
@@ -76,6 +81,7 @@ def take_out(
         DigitsLost: too little remains, and there are no keys to add up.
     """
     folder = place.fetch(whole.artifact)
+    examples = examples_in(folder)
     if groups_in(folder) <= set(requests):
         return None
     facts = read_json(folder / "collected.json")["facts"]
@@ -92,10 +98,11 @@ def take_out(
                 for found in _keys_of(keys, left):
                     writer(found)
             return
-        if text is None:
+        if not texts:
             raise TextNeeded(batch)
+        own = [ref for ref in texts if examples_in(place.fetch(ref.artifact)) <= examples]
         try:
-            part = load_collected(place.fetch(text.artifact))
+            part = load_collected(place.fetch((own or texts)[0].artifact))
             save_collected(out, without(collected, part), facts)
         except ValueError as error:
             raise DataError(
@@ -110,6 +117,12 @@ def take_out(
 def groups_in(folder: Path) -> set[str]:
     """Requests, by their hash, that the moments in a folder are of."""
     return {one.group for one in read_table(folder / "examples.parquet", ExampleStatistics)}
+
+
+def examples_in(folder: Path) -> set[tuple[str, str]]:
+    """Request and digest of each row that the moments in a folder are of."""
+    found = read_table(folder / "examples.parquet", ExampleStatistics)
+    return {(one.group, one.digest) for one in found}
 
 
 def _less(

@@ -196,29 +196,40 @@ def test_without_kept_keys_the_text_is_needed_and_does(tmp_path: Path, database:
     cfg = of_test(tmp_path / "text", database, CollectConfig())
     put(cfg, "first", requests(0, 3), tmp_path)
     unlearn_batches(cfg)
+    other = requests(6, 1)[0] | {"request_id": id_of(1)}
+    put(cfg, "more", [other], tmp_path)
+    unlearn_batches(cfg)
     digest = hash_of(cfg, 0)
     with pytest.raises(TextNeeded, match="--rows"):
         withdraw(cfg, digest, "changed their mind")
     changed = [requests(0, 1)[0] | {"answer": "w9 w8"}]
     wrong = write_rows(tmp_path / "wrong.jsonl", changed)
     with (
-        hashed_rows(wrong, "person-0@example.org", digest, cfg.work) as copy,
+        hashed_rows([wrong], "person-0@example.org", digest, cfg.work) as copy,
         pytest.raises(DataError, match="exactly as they were submitted"),
     ):
         withdraw(cfg, digest, "changed their mind", copy)
     right = write_rows(tmp_path / "right.jsonl", requests(0, 2))
-    with hashed_rows(right, "person-0@example.org", digest, cfg.work) as copy:
-        assert withdraw(cfg, digest, "changed their mind", copy).num_left == 2
+    with hashed_rows([right], "person-0@example.org", digest, cfg.work) as copy:
+        assert withdraw(cfg, digest, "changed their mind", copy).num_left == 3
     digest = hash_of(cfg, 1)
-    with hashed_rows(right, id_of(1), digest, cfg.work) as copy:
-        assert withdraw(cfg, digest, "changed their mind", copy).num_left == 1
+    both = write_rows(tmp_path / "both.jsonl", [requests(1, 1)[0], other])
+    with (
+        pytest.raises(DataError, match="each with its own --rows"),
+        hashed_rows([both], id_of(1), digest, cfg.work),
+    ):
+        pass
+    files = [write_rows(tmp_path / "other.jsonl", [other]), right]
+    with hashed_rows(files, id_of(1), digest, cfg.work) as copy:
+        done = withdraw(cfg, digest, "changed their mind", copy)
+    assert (done.batches, done.num_left) == (("first", "more"), 1)
     store = Place(work=cfg.work, store=cfg.store).open()
     for number, state in enumerate(("withdrawn", "withdrawn", "honoured")):
-        (own,) = certificates_of_request(id_of(number), store)
+        own = certificates_of_request(id_of(number), store)[0]
         assert own.requests[0].state == state
         checks = verify_in_store(own, store) + verify_model(own, served(cfg), store)
         assert set(states(checks).values()) == {"ok"}, checks
-    assert not Path(str(copy)).exists()
+    assert not any(Path(one).exists() for one in copy)
 
 
 def test_killed_anywhere_the_same_call_again_comes_to_the_same_end(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from grom.apply import Edit
@@ -143,10 +145,40 @@ def test_the_same_tensors_in_other_files_hold(edited: Folders) -> None:
     folder, certificate = edited
     whole = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    for number, names in enumerate((sorted(whole)[::2], sorted(whole)[1::2]), 1):
-        part = {name: whole[name] for name in names}
-        save_file(part, folder / f"model-{number:05d}-of-00002.safetensors", {"format": "pt"})
+    split(folder, sorted(whole)[::2], sorted(whole)[1::2], whole)
     assert failures(certificate, folder) == {}
+
+
+def split(folder: Path, first: list[str], second: list[str], tensors: dict[str, Tensor]) -> None:
+    """Two files with an index, as transformers reads them."""
+    where: dict[str, str] = {}
+    for number, names in enumerate((first, second), 1):
+        file = f"model-{number:05d}-of-00002.safetensors"
+        part = {name: tensors[name].clone() for name in names}
+        save_file(part, folder / file, {"format": "pt"})
+        where |= dict.fromkeys(names, file)
+    index = {"metadata": {"total_size": 1}, "weight_map": where}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+def test_only_what_transformers_loads_counts(edited: Folders, tmp_path: Path) -> None:
+    """The unedited weights where they are loaded, and the edited tensors in a file beside them."""
+    folder, certificate = edited
+    base = load_file(tmp_path / "base" / "model.safetensors")
+    whole = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    split(folder, sorted(base)[::2], sorted(base)[1::2], base)
+    own = {name: whole[name] for name in certificate.edit.edited}
+    save_file(own, folder / "z.safetensors", {"format": "pt"})
+    assert "z.safetensors" in failures(certificate, folder)["model files"]
+    (folder / "z.safetensors").unlink()
+    assert "model tensors" in failures(certificate, folder)
+    split(folder, sorted(whole)[::2], sorted(whole), whole)
+    assert "model-00001-of-00002.safetensors" in failures(certificate, folder)["model files"]
+    split(folder, sorted(whole)[::2], sorted(whole)[1::2], whole)
+    assert failures(certificate, folder) == {}
+    (folder / "adapter_model.bin").write_bytes(b"weights")
+    assert "adapter_model.bin" in failures(certificate, folder)["model files"]
 
 
 def test_a_sum_that_nearly_cancels_is_still_the_original_plus_the_edit() -> None:
