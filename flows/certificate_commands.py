@@ -33,7 +33,7 @@ def show_certificate(
         str | None, typer.Argument(help="Id of a request, as it was submitted.")
     ] = None,
     batch: Annotated[str | None, typer.Option(help="Instead: the certificate of a batch.")] = None,
-    out: Annotated[Path, typer.Option(help="Folder for the documents.")] = Path(),
+    out: Annotated[Path, typer.Option(help="Folder for the documents.", file_okay=False)] = Path(),
     html: Annotated[bool, typer.Option("--html", help="Also as a page for people.")] = False,
 ) -> None:
     """Write the certificate of a request, or of a whole batch."""
@@ -53,7 +53,9 @@ def show_certificate(
 
 
 def verify_certificate(
-    certificate: Annotated[Path, typer.Argument(help="The JSON document.", exists=True)],
+    certificate: Annotated[
+        Path, typer.Argument(help="The JSON document.", exists=True, dir_okay=False)
+    ],
     store: Annotated[
         str | None,
         typer.Option(help="Its store: ledger and artifacts are checked, too.", envvar="GROM_STORE"),
@@ -84,19 +86,22 @@ def make_key(
     from grom.signing import new_private_key, public_pem, read_private_key
 
     with readable_errors():
-        pem = new_private_key()
-        try:
-            handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
-        except FileExistsError:
-            raise ConfigError(f"{path}: there is something already. Name a new file.") from None
-        except OSError as error:
-            raise ConfigError(f"{path}: cannot be written ({error.strerror})") from None
-        with os.fdopen(handle, "wb") as file:
-            file.write(pem)
-        public = path.with_name(f"{path.name}.pub")
-        public.write_bytes(public_pem(read_private_key(pem.decode(), str(path))))
+        pem, public = new_private_key(), path.with_name(f"{path.name}.pub")
+        _write_new(public, public_pem(read_private_key(pem.decode(), str(path))), mode=0o644)
+        _write_new(path, pem, mode=0o600)
         console.print(f"private key: {path}   for GROM_SIGNING_KEY_FILE; keep it", soft_wrap=True)
         console.print(f"public key:  {public}   for those who verify", soft_wrap=True)
+
+
+def _write_new(path: Path, data: bytes, *, mode: int) -> None:
+    try:
+        handle = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, mode)
+    except FileExistsError:
+        raise ConfigError(f"{path}: there is something already. Name a new file.") from None
+    except OSError as error:
+        raise ConfigError(f"{path}: cannot be written ({error.strerror})") from None
+    with os.fdopen(handle, "wb") as file:
+        file.write(data)
 
 
 def _checks(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -32,6 +33,7 @@ EDIT_HELP = (
 Edit = Annotated[str, typer.Argument(help=EDIT_HELP)]
 Work = Annotated[Path, typer.Option(help="Work folder, for downloads and conversions.")]
 DEFAULT_WORK = Path("grom-work")
+HUB_ID = re.compile(r"[\w.-]+(/[\w.-]+)?")
 
 
 class Format(StrEnum):
@@ -148,20 +150,26 @@ def export_edit(
 
         if format is Format.gguf:
             raise ConfigError(f"--format gguf: {export.GGUF}")
+        if config is not None and not measure:
+            raise ConfigError("--config names the data of --measure, which was not asked for")
         folder = locate(edit, work)
         if format is Format.nf4:
+            if rank is not None or uniform_rank or measure or dtype != "float32":
+                raise ConfigError("--rank, --uniform-rank, --dtype and --measure are of adapters")
             with _checkpoint(folder, base, work) as checkpoint:
                 modules = export.export_nf4(checkpoint, out)
             console.print(f"{out}: {len(modules)} matrices in NF4", highlight=False, soft_wrap=True)
             return
+        plain, fingerprint = _base(model_named(base), work) if base else (None, None)
         found = export.export_peft(
             edit_folder(folder),
             out,
             rank=rank,
             uniform=uniform_rank,
             dtype=dtype,
-            base=_base(model_named(base), work)[0] if base else None,
-            base_name=base,
+            base=plain,
+            fingerprint=fingerprint,
+            base_name=_name_for_peft(base),
             measurement=_measurement(config, base, work) if measure else None,
         )
         show_exported(found, out)
@@ -213,6 +221,13 @@ def _checkpoint(folder: Path, base: str | None, work: Path) -> Iterator[Path]:
         out = Path(scratch) / "edited"
         edits.apply_edit(where, edits.edit_folder(folder), out, fingerprint)
         yield out
+
+
+def _name_for_peft(base: str | None) -> str | None:
+    """What PEFT can open again: a folder or a hub id; nothing for a role of a preset."""
+    if base is not None and Path(base).is_dir():
+        return str(Path(base).resolve())
+    return base if base is not None and HUB_ID.fullmatch(base) else None
 
 
 def _measurement(config: str | None, base: str | None, work: Path) -> Measurement:

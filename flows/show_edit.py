@@ -70,8 +70,9 @@ def show_exported(found: Exported, out: Path) -> None:
     for name, models in (found.metrics or {}).items():
         values = ", ".join(f"{label} {v['probability']:.3f}" for label, v in models.items())
         console.print(f"{name}: answer probability {values}", highlight=False, soft_wrap=True)
-    exact = "exact" if found.error == 0 else f"truncated, {found.error:.2e} of |P| is lost"
-    console.print(f"{out}: {exact}; {found.num_bytes / MB:.1f} MB", highlight=False, soft_wrap=True)
+    how = "exact up to rounding" if found.is_exact else "truncated"
+    lost = f"{found.error:.2e} of |P| is lost; {found.num_bytes / MB:.1f} MB"
+    console.print(f"{out}: {how}, {lost}", highlight=False, soft_wrap=True)
     if found.tied_head is not False:
         console.print(
             "[yellow]do not merge it into a base whose head is tied to its embedding; see "

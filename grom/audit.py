@@ -14,6 +14,9 @@ from torch import Tensor
 from grom.config import RidgeConfig, TargetConfig
 from grom.target import random_direction
 
+MIN_GAP = 1e-6
+"""Of 1 - leverage: below it a downdate keeps less than ten digits, and is not made."""
+
 
 def leave_one_out(
     P_MN: Tensor,
@@ -43,7 +46,8 @@ def leave_one_out(
         P_-e (M, N), float64.  |P - P_-e| is the request's influence at this site.
 
     Raises:
-        ValueError: the request's keys are not part of A: s/w_f I - H is not positive definite.
+        ValueError: the request's keys are not part of A: s/w_f I - H is not positive definite; or
+            they are nearly all that A has in some direction, so that digits would be lost.
     """
     keys_TN = keys_TN.double()
     solved_TN = torch.cholesky_solve(keys_TN.mT.contiguous(), factor).mT
@@ -51,6 +55,11 @@ def leave_one_out(
     found = downdate(keys_TN, solved_TN, residual_TM, ridge.w_forget / num_forget)
     if found is None:
         raise ValueError("s/w_f I - H is not positive definite: these keys are not part of A")
+    if 1 - found.leverage < MIN_GAP:
+        raise ValueError(
+            f"leverage {found.leverage:.9f}: hardly a digit is left of what the others say in the "
+            "direction of these keys; solve again without them"
+        )
     return P_MN - found.left_TC.mT @ solved_TN
 
 

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from grom.audit import downdate, shifts_TC
+from grom.audit import MIN_GAP, downdate, shifts_TC
 from grom.errors import SolveError
 from grom.moments import BLOCK_TOKENS
 from grom.target import LowRank
@@ -27,8 +27,6 @@ from grom.withdraw import System
 
 CHUNK_BYTES = 2**27
 """Keys (float64) that go through the N^2 work together."""
-MIN_GAP = 1e-6
-"""Of 1 - leverage: below it a downdate keeps less than ten digits, and is not made."""
 DOWNDATE, SOLVED_AGAIN = "downdate", "solved again"
 POWER_STEPS = 30
 

@@ -10,6 +10,7 @@ Young), and it leaves sqrt(sum_{i > R} sigma_i^2) of |P| = sqrt(sum_i sigma_i^2)
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,6 +18,8 @@ from torch import Tensor
 
 from grom.target import LowRank
 
+ROWS = 512
+"""Of a product that are formed at once."""
 EXACT = 1e-7
 """Singular values below this share of the largest vanish in float32, in which adapters are kept."""
 
@@ -60,6 +63,8 @@ class Adapter:
     """Of P whole."""
     kept: int
     """Singular values of P that it has; R, unless it was padded."""
+    rounding: float = 0.0
+    """What a lower precision lost, as a share of |P|."""
 
     @property
     def rank(self) -> int:
@@ -67,10 +72,15 @@ class Adapter:
         return len(self.A_RN)
 
     @property
+    def is_exact(self) -> bool:
+        """Whether no singular value was left out."""
+        return self.kept >= self.spectrum.rank()
+
+    @property
     def error(self) -> float:
-        """|P - B A| / |P|; 0 where it is exact."""
-        exact = self.kept >= self.spectrum.rank()
-        return 0.0 if exact else self.spectrum.error(self.kept)
+        """|P - B A| / |P|: what was left out, and what rounding lost."""
+        left_out = 0.0 if self.is_exact else self.spectrum.error(self.kept)
+        return math.hypot(left_out, self.rounding)
 
     def padded(self, rank: int) -> Adapter:
         """The same product with rows and columns of zeros up to a rank."""
@@ -82,8 +92,15 @@ class Adapter:
         return replace(self, A_RN=A_RN, B_MR=B_MR)
 
     def to(self, dtype: torch.dtype) -> Adapter:
-        """Both matrices in another precision."""
-        return replace(self, A_RN=self.A_RN.to(dtype), B_MR=self.B_MR.to(dtype))
+        """Both matrices in another precision, and what that loses."""
+        A_RN, B_MR = self.A_RN.to(dtype), self.B_MR.to(dtype)
+        lost, norm = 0.0, self.spectrum.norm
+        blocks = (torch.split(matrix_MR, ROWS) for matrix_MR in (self.B_MR, B_MR))
+        for exact_KR, now_KR in zip(*blocks, strict=True):
+            missing_KN = exact_KR @ self.A_RN - now_KR.double() @ A_RN.double()
+            lost += float(missing_KN.square().sum())
+        rounding = lost**0.5 / norm if norm else 0.0
+        return replace(self, A_RN=A_RN, B_MR=B_MR, rounding=math.hypot(self.rounding, rounding))
 
     def update(self) -> LowRank:
         """What the adapter adds, as an update in float64."""

@@ -17,7 +17,7 @@ from grom.errors import ConfigError
 
 SIGNED = "signed with Ed25519"
 UNSIGNED = "not signed: nothing but its entry in the ledger tells whether it is as it was made"
-KEYGEN = "`openssl genpkey -algorithm ed25519 -out key.pem` makes one"
+KEYGEN = "`grom keygen FILE` makes one"
 
 
 def read_private_key(pem: str, where: str) -> Ed25519PrivateKey:
@@ -56,8 +56,8 @@ def read_public_key(text: bytes, where: str) -> str:
         key = None
     if not isinstance(key, Ed25519PublicKey):
         raise ConfigError(
-            f"{where}: not an Ed25519 public key; give the PEM file that `openssl pkey -in key.pem "
-            "-pubout` prints, or its 64 hex digits."
+            f"{where}: not an Ed25519 public key; give the file FILE.pub that `grom keygen FILE` "
+            "wrote, or its 64 hex digits."
         ) from None
     return _hex(key)
 

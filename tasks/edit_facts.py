@@ -5,10 +5,13 @@ Shapes: N inputs of W, M outputs of W.
 
 from __future__ import annotations
 
+import io
 import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+import pyarrow.parquet as pq
 
 from grom.apply import Rounding
 from grom.export import inner, spectrum
@@ -16,6 +19,7 @@ from grom.target import LowRank
 from tasks.bucket import Bucket
 from tasks.codecs import read_table
 from tasks.edits import EDIT, open_edit
+from tasks.provenance import find_published
 from tasks.retries import BRIEF
 from tasks.store import MARKER
 from tasks.undo import ORIGINALS
@@ -197,10 +201,25 @@ def _origin(solve: str | None, store: str | None) -> dict[str, Any]:
     forget = _facts(bucket, f"collect/{solved['forget']}") if "forget" in solved else {}
     names = ("retain", "forget", "ridge", "target")
     found: dict[str, Any] = {name: solved[name] for name in names if name in solved}
+    keys = forget.get("parts", [solved["forget"]]) if forget else []
+    if requests := [_num_requests(bucket, f"collect/{key}") for key in keys]:
+        found["requests"] = "not known" if None in requests else str(sum(filter(None, requests)))
     data = forget.get("data", [])
     found |= {"batches": forget["parts"]} if "parts" in forget else {}
     digests = [one.get("digest") for one in (data if isinstance(data, list) else [data])]
     return found | ({"data": digests} if digests else {})
+
+
+def _num_requests(bucket: Bucket, key: str) -> int | None:
+    """Groups of the examples that moments are of; None if the file is not there."""
+    made = find_published(key, bucket)
+    if made is None:
+        return None
+    found = bucket.read("/".join(filter(None, (key, made.folder, "examples.parquet"))))
+    if found is None:
+        return None
+    groups = pq.read_table(io.BytesIO(found.data), columns=["group"])["group"]
+    return len(groups.unique())
 
 
 def _facts(bucket: Bucket, key: str) -> dict[str, Any]:

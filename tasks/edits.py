@@ -175,14 +175,14 @@ def apply_edit(base: Path, folder: Path, out: Path, fingerprint: str | None = No
     sizes = {name: (base / name).stat().st_size for name in model_files(base, RESERVED)}
     alike = undo is not None and sizes == {n: f.num_bytes for n, f in undo.files.items()}
     if not alike:
-        _check_base(base, updates, fingerprint)
+        need_base(base, updates, fingerprint)
     with new_folder(out, sum(sizes.values())) as draft:
         roundings = write_edited(base, updates, draft)
         record = need_undo(draft / EDIT)
         if undo is not None:
             _check_factors(folder, undo, record.edit)
             if alike and record.files != undo.files:
-                _check_base(base, updates, fingerprint)
+                need_base(base, updates, fingerprint)
         for name in (FACTORS, SITES):
             shutil.copyfile(folder / name, draft / EDIT / name)
         write_table(draft / EDIT / "rounding.parquet", roundings)
@@ -198,8 +198,12 @@ def apply_edit(base: Path, folder: Path, out: Path, fingerprint: str | None = No
     return applied
 
 
-def _check_base(base: Path, updates: StoredUpdates, fingerprint: str | None) -> None:
-    """Compare fingerprints: of the source, of the files, or of the artifact that they are."""
+def need_base(base: Path, updates: StoredUpdates, fingerprint: str | None) -> None:
+    """Compare fingerprints: of the source, of the files, or of the artifact that they are.
+
+    Raises:
+        WrongBase: the edit was made for another model.
+    """
     expected = updates.facts.get("model")
     if fingerprint is None:
         fingerprint = models.fingerprint(ModelConfig(source=str(base)), base)

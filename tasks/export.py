@@ -24,7 +24,7 @@ from grom.sites import Site
 from tasks.artifacts import canonical_json
 from tasks.checkpoint import EMBEDDINGS, checkpoint_bytes, write_edited
 from tasks.codes import HEADS
-from tasks.edits import new_folder, open_edit
+from tasks.edits import need_base, new_folder, open_edit
 from tasks.export_card import Exported, SiteExport, card_of
 from tasks.models import DTYPES, damage_named, open_model, open_tokenizer
 from tasks.place import DataRef, ModelRef, Part, Place
@@ -62,6 +62,7 @@ def export_peft(
     uniform: bool = False,
     dtype: str = "float32",
     base: Path | None = None,
+    fingerprint: str | None = None,
     base_name: str | None = None,
     measurement: Measurement | None = None,
 ) -> Exported:
@@ -73,7 +74,8 @@ def export_peft(
         rank: R at most; not given: what makes every site exact.
         uniform: the same R at every site, filled up with zeros, and no patterns in the settings.
         dtype: float32, bfloat16 or float16.
-        base: the base checkpoint, to see whether its head is tied.
+        base: the base checkpoint, which must be that of the edit; also says if its head is tied.
+        fingerprint: of the base, if it is not the hash of its files.
         base_name: what PEFT is told the base is.
         measurement: if given, also measure the base with the adapter merged.
 
@@ -81,6 +83,7 @@ def export_peft(
         MissingInput, BrokenCheckpoint, TamperedEdit, CorruptArtifact: the edit cannot be read.
         ConfigError: `out` has files; no such dtype; a rank below 1; an edit at unit strength.
         NotEnoughDisk: the adapter does not fit.
+        WrongBase: the edit was made for another model.
     """
     if rank is not None and rank < 1:
         raise ConfigError(f"--rank {rank}: at least 1; leave it out for the exact adapter")
@@ -88,6 +91,8 @@ def export_peft(
         raise ConfigError(f"--dtype {dtype}: there are {', '.join(DTYPES)}")
     updates, undo = open_edit(folder)
     updates.need_strength()
+    if base is not None:
+        need_base(base, updates, fingerprint)
     made = {site: adapter(updates.whole(site), rank).to(DTYPES[dtype]) for site in updates.sites}
     largest = max(part.rank for part in made.values())
     if uniform:
@@ -97,6 +102,7 @@ def export_peft(
             SiteExport(site.name, part.kept, part.spectrum.rank(), part.error)
             for site, part in made.items()
         ),
+        is_exact=all(part.is_exact for part in made.values()),
         error=total_error(list(made.values())),
         num_bytes=sum(_bytes(part.A_RN) + _bytes(part.B_MR) for part in made.values()),
         tied_head=_tied(updates, undo, base),

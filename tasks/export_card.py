@@ -18,7 +18,7 @@ class SiteExport:
     full_rank: int
     """Numerical rank of P: from there on the adapter is exact."""
     error: float
-    """|P - B A| / |P|; 0: exact, to the rounding of its dtype."""
+    """|P - B A| / |P|, the rounding to its dtype included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,8 +26,10 @@ class Exported:
     """What an export came to."""
 
     sites: tuple[SiteExport, ...]
+    is_exact: bool
+    """Whether no singular value was left out."""
     error: float
-    """|P - B A| / |P| over all sites."""
+    """|P - B A| / |P| over all sites, the rounding to its dtype included."""
     num_bytes: int
     """Of the adapter."""
     tied_head: bool | None
@@ -38,7 +40,7 @@ class Exported:
 
 def card_of(found: Exported, rank: int) -> str:
     """The README of an adapter whose largest rank is `rank`."""
-    exact = "exact up to the rounding of its dtype" if found.error == 0 else "truncated"
+    exact = "exact up to the rounding of its dtype" if found.is_exact else "truncated"
     lines = ["---", "library_name: peft", "---", "", "# An unlearning edit as a LoRA adapter", ""]
     lines += [
         f"The adapter is {exact}: |P - BA| / |P| = {found.error:.2e} over all sites.",

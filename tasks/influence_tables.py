@@ -42,6 +42,7 @@ def influence_tables(rows: Sequence[Influence], top: int) -> list[MetricTable]:
         return []
     note = (
         f"Change: |P - P without it| / |P|; mean {mean(row.frozen for row in wholes):.3g}. Refit: "
-        "with s, mu and alpha anew. Shares add up to 1, changes do not."
+        "with s, mu and alpha anew. Changes do not add up; shares do, here to "
+        f"{sum(row.share for row in wholes):.3g}: to 1 if the keys of every request are at hand."
     )
     return [MetricTable("Influence of single requests", columns, lines, note)]

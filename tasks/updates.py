@@ -114,8 +114,13 @@ class StoredUpdates:
         """Refuse an edit whose strength was never chosen.
 
         Raises:
-            ConfigError: it is one.
+            ConfigError: it is one; or it edits nothing.
         """
+        if not self.sites:
+            raise ConfigError(
+                f"{self.folder}: this edit changes nothing: all requests were withdrawn, and the "
+                "model beside it is the base."
+            )
         if "beta" not in self.facts:
             raise ConfigError(
                 f"{self.folder}: an edit at unit strength, as `solve` makes it. Take the one that "

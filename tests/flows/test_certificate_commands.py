@@ -93,6 +93,10 @@ def test_a_key_that_was_made_signs(
     assert stat.S_IMODE(key.stat().st_mode) == 0o600
     again = grom("keygen", key)
     assert again.exit_code == 1
+    (tmp_path / "other.pub").write_text("somebody's")
+    assert grom("keygen", tmp_path / "other").exit_code == 1
+    assert (tmp_path / "other.pub").read_text() == "somebody's"
+    assert not (tmp_path / "other").exists()
     digits = read_public_key((tmp_path / "key.pem.pub").read_bytes(), "pub")
     assert digits == read_public_key(public_pem(read_private_key(key.read_text(), "k")), "k")
     monkeypatch.setenv(KEY_FILE, str(key))

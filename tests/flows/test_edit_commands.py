@@ -97,6 +97,7 @@ def test_inspect_shows_the_sites_and_what_the_edit_came_from(tmp_path: Path) -> 
     found = json.loads(grom("inspect", made / "edit", "--json").stdout)
     assert found["nats"] == 4
     assert found["origin"]["forget"] == run.moved.artifact.key
+    assert found["origin"]["requests"] == str(run.forget.num_rows)
     for site in found["sites"]:
         assert 0 < site["rank"] <= 16
         assert 0 < site["spectral_norm"] <= site["norm"]

@@ -22,7 +22,7 @@ from grom.config import CollectConfig, EvaluateConfig
 from grom.errors import ConfigError
 from grom.sites import find_sites
 from grom.target import LowRank
-from tasks.edits import apply_edit
+from tasks.edits import WrongBase, apply_edit
 from tasks.export import Measurement, export_nf4, export_peft
 from tasks.models import open_model
 from tests.edits import (
@@ -70,7 +70,8 @@ def test_peft_computes_what_the_edited_checkpoint_computes(
 ) -> None:
     base, edited = edited_checkpoint(tmp_path, family, mlp_edit, tied=tied)
     found = export_peft(edited / "edit", tmp_path / "lora")
-    assert found.error == 0
+    assert found.is_exact
+    assert 0 < found.error < 1e-7  # rounding to float32
     assert [(site.rank, site.full_rank) for site in found.sites] == [(2, 2), (16, 16)]
     assert found.tied_head is False
     before, expected = logits(opened(base)), logits(opened(edited))
@@ -147,7 +148,8 @@ def test_a_truncated_adapter_states_its_error(uniform: bool, tmp_path: Path) -> 
     found = export_peft(edited / "edit", tmp_path / "lora", rank=5, uniform=uniform)
     assert [(site.rank, site.full_rank) for site in found.sites] == [(2, 2), (5, 16)]
     exact, cut = found.sites
-    assert exact.error == 0
+    assert exact.error < 1e-7
+    assert not found.is_exact
     merged = weights(with_adapter(base, tmp_path / "lora").merge_and_unload())
     before, after = weights(opened(base)), weights(opened(edited))
     lost, whole = 0.0, 0.0
@@ -163,6 +165,29 @@ def test_a_truncated_adapter_states_its_error(uniform: bool, tmp_path: Path) -> 
     report = json.loads((tmp_path / "lora" / "export.json").read_text())
     assert report["error"] == found.error
     assert f"{cut.error:.2e}" in (tmp_path / "lora" / "README.md").read_text()
+
+
+def test_rounding_to_a_lower_precision_is_part_of_the_error(tmp_path: Path) -> None:
+    base, edited = edited_checkpoint(tmp_path, "llama", mlp_edit)
+    found = export_peft(edited / "edit", tmp_path / "lora", dtype="bfloat16")
+    merged = weights(with_adapter(base, tmp_path / "lora").merge_and_unload())
+    before, after = weights(opened(base)), weights(opened(edited))
+    for site in found.sites:
+        name = f"{site.site}.weight"
+        update = after[name].double() - before[name]
+        missing = (merged[name].double() - after[name]).norm() / update.norm()
+        assert float(missing) == pytest.approx(site.error, rel=0.05)
+        assert site.error > 1e-4
+    card = (tmp_path / "lora" / "README.md").read_text()
+    assert "exact up to the rounding of its dtype" in card
+    assert f"{found.error:.2e}" in card
+
+
+def test_an_adapter_is_not_exported_for_another_base(tmp_path: Path) -> None:
+    _, edited = edited_checkpoint(tmp_path, "llama", mlp_edit)
+    with pytest.raises(WrongBase, match="not the model that the edit was made for"):
+        export_peft(edited / "edit", tmp_path / "lora", base=edited)
+    assert not (tmp_path / "lora").exists()
 
 
 def test_one_rank_for_all_sites_is_filled_up_with_zeros(tmp_path: Path) -> None:
