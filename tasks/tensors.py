@@ -102,14 +102,20 @@ def _entries(path: Path) -> tuple[dict[str, Any], int]:
     first = 8 + length
     try:
         header.pop("__metadata__", None)
-        for entry in header.values():
-            begin, end = entry["data_offsets"]
-            if not 0 <= begin <= end <= num_bytes - first or "dtype" not in entry:
-                raise ValueError(f"{path.name}: cut off, or its header is damaged")
-            [int(size) for size in entry["shape"]]
-    except (TypeError, AttributeError, KeyError) as error:
+        is_whole = all(_fits(entry, num_bytes - first) for entry in header.values())
+    except (TypeError, AttributeError, KeyError, ValueError) as error:
         raise ValueError(f"{path.name}: its header is damaged") from error
+    if not is_whole:
+        raise ValueError(f"{path.name}: cut off, or its header is damaged")
     return header, first
+
+
+def _fits(entry: Mapping[str, Any], num_bytes: int) -> bool:
+    """Whether a tensor lies within the values of a file."""
+    begin, end = entry["data_offsets"]
+    return bool(entry["dtype"]) and all(
+        [0 <= begin <= end <= num_bytes, *(int(size) >= 0 for size in entry["shape"])]
+    )
 
 
 def weight_places(
