@@ -10,7 +10,7 @@ from pathlib import Path
 from grom.certificate import Certificate
 from grom.errors import DataError, MissingInput
 from grom.ledger import ChainedLine
-from tasks.accepted import HONOURED, accepted
+from tasks.accepted import HONOURED, WITHDRAWN, accepted
 from tasks.aliases import CHECKPOINT_TAG
 from tasks.certificates import certificate_of
 from tasks.codecs import read_json
@@ -67,7 +67,8 @@ def find_run(name: str, store: Store, tracking: Tracking | None, work: Path) -> 
         return Run(name, lineage(match[1], store))
     lines = Ledger(store).read()
     for line in reversed(lines):
-        if name in (line.batch, line.run) and line.state == HONOURED:
+        certified = line.state == WITHDRAWN and line.certificate is not None
+        if name in (line.batch, line.run) and (line.state == HONOURED or certified):
             return _of_line(name, line, lines, store)
     if KEY.fullmatch(name) and find_published(f"apply/{name}", store) is not None:
         return Run(name, lineage(name, store))

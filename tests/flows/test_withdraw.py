@@ -25,6 +25,7 @@ from tasks.certificates import NoCertificate, certificates_of_request, latest_of
 from tasks.ledger import Ledger
 from tasks.place import Place
 from tasks.registry import registered_folder
+from tasks.runs import find_run
 from tasks.store import Store
 from tasks.tracking import Tracking
 from tasks.verify import Check, verify_in_store
@@ -153,6 +154,11 @@ def test_a_withdrawal_is_certified_and_older_certificates_say_so(
     withdraw(cfg, hash_of(cfg, 0), "changed their mind")
 
     whole = latest_of_batch("first", store)
+    run = Ledger(store).read()[-1].run
+    assert run.startswith("withdraw-")
+    for name in (run, "first"):  # a batch's latest run
+        again = find_run(name, store, None, Path(cfg.work))
+        assert again.checkpoint == whole.edit.checkpoint
     entries = {one.request: one.state for one in whole.requests}
     assert entries == {
         hash_of(cfg, 0): "withdrawn", hash_of(cfg, 1): "honoured", hash_of(cfg, 2): "honoured",
