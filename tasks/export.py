@@ -85,10 +85,7 @@ def export_peft(
         NotEnoughDisk: the adapter does not fit.
         WrongBase: the edit was made for another model.
     """
-    if rank is not None and rank < 1:
-        raise ConfigError(f"--rank {rank}: at least 1; leave it out for the exact adapter")
-    if dtype not in DTYPES:
-        raise ConfigError(f"--dtype {dtype}: there are {', '.join(DTYPES)}")
+    _check_options(rank, dtype)
     updates, undo = open_edit(folder)
     updates.need_strength()
     if base is not None:
@@ -116,6 +113,13 @@ def export_peft(
         (draft / REPORT).write_bytes(canonical_json(report))
         (draft / README).write_text(card_of(found, settings["r"]))
     return found
+
+
+def _check_options(rank: int | None, dtype: str) -> None:
+    if rank is not None and rank < 1:
+        raise ConfigError(f"--rank {rank}: at least 1; leave it out for the exact adapter")
+    if dtype not in DTYPES:
+        raise ConfigError(f"--dtype {dtype}: there are {', '.join(DTYPES)}")
 
 
 def _tensors(made: Mapping[Site, Adapter]) -> dict[str, Tensor]:

@@ -82,7 +82,7 @@ def take_out(
     """
     folder = place.fetch(whole.artifact)
     examples = examples_in(folder)
-    if groups_in(folder) <= set(requests):
+    if {group for group, _ in examples} <= set(requests):
         return None
     facts = read_json(folder / "collected.json")["facts"]
     gone = sorted({*requests, *(name for one in facts["data"] for name in one.get("without", []))})
@@ -116,7 +116,7 @@ def take_out(
 
 def groups_in(folder: Path) -> set[str]:
     """Requests, by their hash, that the moments in a folder are of."""
-    return {one.group for one in read_table(folder / "examples.parquet", ExampleStatistics)}
+    return {group for group, _ in examples_in(folder)}
 
 
 def examples_in(folder: Path) -> set[tuple[str, str]]:
